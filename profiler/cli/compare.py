@@ -40,21 +40,13 @@ def compare(given: Compared, output: LongOutput) -> None:
     from profiler.comparison.command import compared
     from profiler.comparison.documents import comparison_document
     from profiler.comparison.text import changes_section
+    from profiler.json_document import dumped
 
     comparison = compared(*given.paths, anyway=given.anyway, tp=parse_in_order(given.tp, "--tp"))
-    output.answer(lambda: comparison_document(comparison), lambda: [changes_section(comparison)])
+    output.answer(lambda: dumped(comparison_document(comparison)), lambda: [changes_section(comparison)])
 
 
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
-
-
-@dataclass(frozen=True)
-class Gated:
-    """The runs that `gate` compares."""
-
-    base: Path = argument("The run folder to compare with.", "BASE")
-    new: Path = argument("The run folder of the change.", "NEW")
-    max_slowdown: str = option("3%", "Largest slowdown: 3%, or decode=3%,prefill=5%.")
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,13 @@ class GateOutput(LongOutput):
 
 
 @asks()
-def gate(given: Gated, output: GateOutput) -> None:
+def gate(
+    *,
+    base: Path = argument("The run folder to compare with.", "BASE"),
+    new: Path = argument("The run folder of the change.", "NEW"),
+    max_slowdown: str = option("3%", "Largest slowdown: 3%, or decode=3%,prefill=5%."),
+    output: GateOutput,
+) -> None:
     """Fail if a change makes a run slower than allowed.
 
     Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
@@ -75,12 +73,13 @@ def gate(given: Gated, output: GateOutput) -> None:
     from profiler.comparison.command import gated
     from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
+    from profiler.json_document import dumped
 
-    verdict = gated(given.base, given.new, given.max_slowdown)
+    verdict = gated(base, new, max_slowdown)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:
-        output.answer(lambda: gate_document(verdict), lambda: [gate_section(verdict)])
+        output.answer(lambda: dumped(gate_document(verdict)), lambda: [gate_section(verdict)])
     raise typer.Exit(_GATE_EXITS[verdict.outcome])
 
 

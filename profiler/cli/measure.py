@@ -78,7 +78,6 @@ def run(
 
 @contextlib.contextmanager
 def _naming_what_is_kept(folder: Path, listener: QuietListener) -> Iterator[None]:
-    """Context manager that names the run folder where a lost rank or Ctrl-C ends the run."""
     try:
         yield
     except RankError as error:
@@ -191,10 +190,7 @@ class BatchTest:
         return "prefill" if self.phase == "prefill" else "decode"
 
 
-@asks(
-    only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"),
-    budget_s=60.0,
-)
+@asks(only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"), budget_s=60.0)
 def batch_test(options: Options, test: BatchTest, progress: Progress, output: Output) -> None:
     """Double the batch until memory, throughput or budget ends it.
 

@@ -8,12 +8,11 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from profiler.options import argument, check_device_name, flag_of, one_of, option
+from profiler.options import check_device_name, flag_of, one_of, option
 
 if TYPE_CHECKING:
     from profiler.report.blocks import Section
@@ -37,6 +36,8 @@ class Output:
     format: str = option("table", "table or json (one document on stdout).")
 
     formats: ClassVar[tuple[str, ...]] = ("table", "json")
+    full = True
+    """Whether all of a long answer is printed."""
 
     def __post_init__(self) -> None:
         one_of(self.format, "--format", self.formats)
@@ -44,13 +45,12 @@ class Output:
     @property
     def most_lines(self) -> int | None:
         """Lines of the answer on a terminal; None: all."""
-        return None
+        from profiler.report.terminal import MOST_LINES
+
+        return None if self.full else MOST_LINES
 
     def answer(
-        self,
-        document: Callable[[], object],
-        sections: Callable[[], Sequence[Section | None]],
-        whole_by: str = "",
+        self, document: Callable[[], object], sections: Callable[[], Sequence[Section | None]], whole_by: str = ""
     ) -> None:
         """Print the JSON document, or the sections of the answer on the terminal.
 
@@ -72,12 +72,6 @@ class LongOutput(Output):
     """How a command prints an answer that may be longer than a screen."""
 
     full: bool = option(False, "Print all of a long answer, not only its first screen.")
-
-    @property
-    def most_lines(self) -> int | None:
-        from profiler.report.terminal import MOST_LINES
-
-        return None if self.full else MOST_LINES
 
 
 @dataclass(frozen=True)
@@ -101,13 +95,6 @@ class OnDevice:
 
     def __post_init__(self) -> None:
         check_device_name(self.device)
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The run that a command reads."""
-
-    folder: Path = argument("A run folder.", "RUN")
 
 
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -59,7 +59,6 @@ class CountOptions:
 
     @property
     def stored_as(self) -> str:
-        """The format that --quant or --bits asks for."""
         return quant_of(self.quant, self.bits)
 
     def __post_init__(self) -> None:
@@ -186,7 +185,6 @@ def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutp
 
 
 def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
-    """Draw the grid, and return the file. Raises RequestError if the picture needs a GPU."""
     from profiler.report.plots import check_gpus, save_figure
     from profiler.report.plots.style import styled
     from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
@@ -242,18 +240,13 @@ def rent(options: RentOptions, output: LongOutput) -> None:
     output.answer(lambda: offers, lambda: rent_sections(offers))
 
 
-@dataclass(frozen=True)
-class Page:
-    """What the page of `explore` shows, and its file."""
-
-    model: str = model_argument()
-    gpu: str = option("", "GPUs (default: five common ones).")
-    quant: str = option("", f"Several of {quant_help()} (default: all).")
-    out: Path | None = option(None, "The page (default: MODEL-explore.html).")
-
-
 @asks()
-def explore(page: Page) -> None:
+def explore(
+    model: str = model_argument(),
+    gpu: str = option("", "GPUs (default: five common ones)."),
+    quant: str = option("", f"Several of {quant_help()} (default: all)."),
+    out: Path | None = option(None, "The page (default: MODEL-explore.html)."),
+) -> None:
     """Write an offline page with sliders: the limits of a model on GPUs.
 
     It looks up what `count` prints, on a grid of batches and contexts.
@@ -262,7 +255,7 @@ def explore(page: Page) -> None:
     from profiler.explore.document import DEFAULT_GPUS, explore_document
     from profiler.store.writer import replace_file
 
-    document = explore_document(page.model, listed(page.gpu) or DEFAULT_GPUS, listed(page.quant))
-    path = page.out or Path(f"{Path(document.model).name}-explore.html")
+    document = explore_document(model, listed(gpu) or DEFAULT_GPUS, listed(quant))
+    path = out or Path(f"{Path(document.model).name}-explore.html")
     replace_file(path, explore_page(document))
     print(path)

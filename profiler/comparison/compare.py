@@ -96,7 +96,6 @@ class Change(MatchKey):
 
     @property
     def is_claim(self) -> bool:
-        """Whether the change may be claimed: `slower` or `faster`."""
         return self.difference.is_claim
 
     @property
@@ -140,10 +139,9 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     found = differences(before, after)
     comparable = not any(item.refuses for item in found)
     ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
-    shifts = _shifts(before.drift_probe, after.drift_probe, ceiling_settings) if comparable else ()
-    ceiling_factors = (
-        _ceiling_factors(before.drift_probe, after.drift_probe, shifts, ceiling_settings) if comparable else {}
-    )
+    probes = (before.drift_probe, after.drift_probe) if comparable else (None, None)
+    shifts = _shifts(*probes, ceiling_settings)
+    ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
     divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
     lefts, rights = aligned([before, after])
 
@@ -186,7 +184,6 @@ def compare_sides(before: Side, after: Side) -> Comparison:
 
 
 def _because(before: CellTime, after: CellTime) -> str:
-    """Why two times allow no verdict; empty if they allow one."""
     if not (before.repetitions and after.repetitions):
         return "spread unknown"
     if not has_claim_repetitions(min(before.repetitions, after.repetitions)):
@@ -198,24 +195,22 @@ def _because(before: CellTime, after: CellTime) -> str:
 
 
 def _shifts(before: MachineState | None, after: MachineState | None, ceiling_settings: set[str]) -> tuple[Shift, ...]:
-    """How the machine itself shifted between two runs, by its drift probe and its ceilings.
-
-    The compute ceilings of two precisions are not the same ceiling, so they say nothing about the machine.
-    """
+    """How the machine itself shifted between two runs, by its drift probe and its ceilings."""
     if before is None or after is None:
         return ()
     shifts = []
     resources: tuple[Resource, ...] = ("memory", "compute")
     for resource in resources:
+        # The compute ceilings of two precisions say nothing about the machine.
         same_ceiling = resource == "memory" or _PRECISION not in ceiling_settings
         new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
         (first_per_s, first_share), (second_per_s, second_share) = before.ceilings[resource], after.ceilings[resource]
         roof_ratio = first_per_s / second_per_s
         if len(before.drift_readings) > 1 and len(after.drift_readings) > 1:
-            drift_readings = [
-                tuple(getattr(look, resource) for look in side.drift_readings) for side in (before, after)
-            ]
-            (first, first_half), (second, second_half) = (_probe_median(values) for values in drift_readings)
+            (first, first_half), (second, second_half) = (
+                _probe_median(tuple(getattr(look, resource) for look in side.drift_readings))
+                for side in (before, after)
+            )
             half_width = math.hypot(first_half, second_half)
             shifts.append(_shift(resource, second / first, half_width, roof_ratio if new_ceilings else None))
         elif new_ceilings:
@@ -234,8 +229,6 @@ def _shift(
 
 @cache
 def _probe_median(values: tuple[float, ...]) -> tuple[float, float]:
-    """(median of a drift probe's readings, half width of its 95 % interval as a share); each reading is a
-    repetition."""
     time_s = estimate([[value] for value in values])
     return time_s.median_s, (time_s.high_s - time_s.low_s) / 2 / time_s.median_s
 
@@ -274,7 +267,6 @@ def _ceiling_factors(
 def _gained(
     before: Mapping[str, float], after: Mapping[str, float], ceiling_factors: Mapping[str, float]
 ) -> dict[str, float]:
-    """The seconds that each term gained; empty without both time breakdowns."""
     if not before or not after:
         return {}
     restated = {name: after[name] * ceiling_factors.get(name, 1.0) for name in TERMS}
@@ -286,10 +278,7 @@ def _gained(
 
 
 def _moved(before: CellTime, after: CellTime, gained: Mapping[str, float], found: Difference) -> str | None:
-    """The term that gained most in the direction of a claimed change.
-
-    None if it gained less than its interval, or less than `_LEAST_MOVED` of the change.
-    """
+    """The term that gained most in the direction of a claimed change; None if none stands out."""
     if not found.is_claim:
         return None
     sign = 1.0 if found.verdict == "slower" else -1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Change, Comparison, Shift
 from profiler.comparison.gate import Gate, GatedCell, Outcome, PhaseGate
@@ -59,12 +59,8 @@ class GateDocument(ComparisonDocument):
     """All cells that both sides have, each with its decision."""
 
 
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: Comparison) -> ComparisonDocument:
     """Return the document of a comparison of two sides."""
-    return dumped(_document(comparison))
-
-
-def _document(comparison: Comparison) -> ComparisonDocument:
     return view(
         ComparisonDocument,
         comparison,
@@ -76,10 +72,10 @@ def _document(comparison: Comparison) -> ComparisonDocument:
     )
 
 
-def gate_document(gate: Gate) -> dict[str, Any]:
+def gate_document(gate: Gate) -> GateDocument:
     """Return the document of a gate."""
-    shared = vars(_document(gate.comparison)) | {"cells": gate.cells}
-    return dumped(view(GateDocument, gate, **shared, line=gate_line(gate)))
+    shared = vars(comparison_document(gate.comparison)) | {"cells": gate.cells}
+    return view(GateDocument, gate, **shared, line=gate_line(gate))
 
 
 def changes_frame(comparison: Comparison) -> pd.DataFrame:

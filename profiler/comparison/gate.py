@@ -118,9 +118,8 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     fair = [item for item in changes if not item.disturbed]
     pool = _pooled(fair) if fair else None
     # The standard deviation of the error that all cells share: the machine's part, and its drift within each run.
-    shared = max(
-        math.hypot(item.machine_half_width / _COVERAGE, item.before.drift, item.after.drift) for item in changes
-    )
+    errors = ((item.machine_half_width / _COVERAGE, item.before.drift, item.after.drift) for item in changes)
+    shared = max(math.hypot(*each) for each in errors)
     limit, limit_alone = math.log1p(threshold), math.log1p(ALONE * threshold)
     scatter = _scatter(fair)
     cells = []
@@ -130,8 +129,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
         own_half_width = _COVERAGE * math.sqrt(scatter**2 * own_variance + shared**2)
         decision: Decision = "open"
-        # Among many cells, one with a few repetitions looks slower by chance: then the estimate must rest on all of
-        # them.
+        # Among many cells, one with a few repetitions looks slower by chance: then the estimate must rest on all.
         if not item.disturbed and (item.repetitions >= LEAST_REPETITIONS or weight < 0.5):
             if mean - half_width > limit:
                 decision = "slower"
@@ -139,13 +137,9 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
                 decision = "pass"
         more_s = still_s = 0.0
         if decision == "open":
-            more_s, still_s = (
-                max(
-                    _more_s(item, abs(mean - limit), half_width, fixed),
-                    _more_s(item, abs(own - limit_alone), own_half_width, fixed),
-                )
-                for fixed in (_COVERAGE * shared, 0.0)
-            )
+            gaps = ((abs(mean - limit), half_width), (abs(own - limit_alone), own_half_width))
+            drifts = (_COVERAGE * shared, 0.0)
+            more_s, still_s = (max(_more_s(item, *each, fixed) for each in gaps) for fixed in drifts)
         cells.append(
             GatedCell(
                 **vars(item),
@@ -165,24 +159,15 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         low, high = math.expm1(pool.mean - half_width), _share(pool.mean + half_width)
     # The mean of few cells is a claim only if each has enough repetitions.
     is_claim = len(fair) >= _LEAST_POOLED or all(has_claim_repetitions(item.repetitions) for item in fair)
-    decided = _phase_decision(cells, mean_is_slower=is_claim and low > threshold)
+    # All cells must pass, so a slower cell passes no more often among many than by itself (an intersection-union test:
+    # Berger, Technometrics 24, 1982, 295-300).
+    decided: Decision = "pass" if all(cell.gate == "pass" for cell in cells) else "open"
+    if (is_claim and low > threshold) or any(cell.gate == "slower" for cell in cells):
+        decided = "slower"
     return PhaseGate(phase, threshold, middle, low, high, decided, tuple(cells))
 
 
-def _phase_decision(cells: Sequence[GatedCell], *, mean_is_slower: bool) -> Decision:
-    """Slower if one cell, or the mean of all, is slower than allowed with 95 % confidence.
-
-    A pass requires two things of every cell: its pooled change is at most the threshold, and its own repetitions
-    exclude twice the threshold. All cells must meet both, so a slower cell passes no more often among many than by
-    itself (an intersection-union test: Berger, Technometrics 24, 1982, 295-300).
-    """
-    if mean_is_slower or any(cell.gate == "slower" for cell in cells):
-        return "slower"
-    return "pass" if all(cell.gate == "pass" for cell in cells) else "open"
-
-
 def _share(logarithm: float) -> float:
-    """The change that has this logarithm; infinite above the range of a float."""
     return math.expm1(logarithm) if logarithm < _MOST_LOGARITHM else math.inf
 
 
@@ -244,14 +229,9 @@ def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, f
 
 
 def _more_s(change: Change, gap: float, half_width: float, fixed: float) -> float:
-    """Seconds of further repetitions that would narrow a cell's half width to `gap`, its distance from the threshold.
-
-    `fixed` is the part of the half width that no repetition narrows: the machine's own change and its drift.
-    """
-    repetitions = max(1, change.repetitions)
+    """Seconds of repetitions that narrow a half width to `gap`; none narrows `fixed`, the machine's own part."""
+    repetitions, repetition_s = max(1, change.repetitions), max(change.before.repetition_s, change.after.repetition_s)
     factor = (half_width**2 - fixed**2) / (gap**2 - fixed**2) if gap > fixed else math.inf
     if factor > _MOST_REPETITIONS:
         return math.inf
-    return max(1.0, repetitions * factor - repetitions, LEAST_REPETITIONS - repetitions) * max(
-        change.before.repetition_s, change.after.repetition_s
-    )
+    return repetition_s * max(1.0, repetitions * factor - repetitions, LEAST_REPETITIONS - repetitions)

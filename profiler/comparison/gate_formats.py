@@ -19,17 +19,15 @@ from profiler.effort import STANDARD
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import several
 
-GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
-GATE_CAPTION = (
-    "with its phase: the change estimated from all cells of the phase, with its 95 % interval; open: not decided"
-)
 _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 
 
 def gate_section(gate: Gate) -> Section:
     """A gate: its outcome in one line, the settings that differ, and a table of cells."""
     lines = [*shared_sentences(gate.comparison), *difference_lines(gate.comparison)]
-    table = text_table(GATE_COLUMNS, gate_rows(gate), texts=("gate",), caption=GATE_CAPTION)
+    pooled = "with its phase: the change estimated from all cells of the phase, with its 95 % interval"
+    headings = ("cell", "before", "after", "change", "with its phase", "gate")
+    table = text_table(headings, gate_rows(gate), texts=("gate",), caption=f"{pooled}; open: not decided")
     return Section("", [Sentences([gate_line(gate)]), Lines(lines), table, sides_lines(gate.comparison)])
 
 
@@ -98,7 +96,7 @@ def budget_words(gate: Gate) -> str:
 
 
 def gate_rows(gate: Gate) -> list[list[str]]:
-    """One row per cell with the gate's decision, in the order of `GATE_COLUMNS`; a slow open cell with the reason."""
+    """One row per cell: its name, both times, the change, that with its phase, the decision and why it is open."""
     rows = []
     for phase in gate.phases:
         for cell in phase.cells:
@@ -162,8 +160,5 @@ def _annotation(level: str, title: str, message: str) -> str:
     return f"::{level} title={name}::{data}"
 
 
-GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {
-    "junit": gate_junit,
-    "github": gate_github,
-}
+GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {"junit": gate_junit, "github": gate_github}
 """Formats of a gate for CI systems."""

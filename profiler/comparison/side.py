@@ -39,10 +39,7 @@ _CLOCK_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class MatchKey:
-    """A cell that several sides may have: what cells must share to be compared.
-
-    The number of new tokens is not part of it, since other tools' files lack it.
-    """
+    """What cells of several sides must share to be compared; not their new tokens, which other tools' files lack."""
 
     phase: Phase
     """`prefill` or `decode`."""
@@ -143,7 +140,6 @@ class SettingDifference:
 
     @property
     def refuses(self) -> bool:
-        """Whether it forbids a comparison."""
         return self.weight == "refuses"
 
     @property
@@ -227,9 +223,8 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = _timed_cells(
-        gathered.repetitions, swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda"), busy
-    )
+    swung = swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda")
+    cells = _timed_cells(gathered.repetitions, swung, busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -265,10 +260,9 @@ def match_key(key: CellKey) -> MatchKey:
 def _timed_cells(
     repetitions: Mapping[Cell, Sequence[Repetition]], swung: float, busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
-    """The time of every cell, estimated from its repetitions, without a time breakdown.
+    """The time of every cell without a time breakdown, by the drift probe's swing.
 
-    `swung` is the drift probe's swing. `busy_elsewhere` is the number of cores that other processes kept busy over the
-    whole run. It is used for repetitions that were too short to measure that themselves.
+    `busy_elsewhere` are cores that others kept busy over the whole run, for repetitions too short to measure that.
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in repetitions.items() if rows for key in cell.keys}
     spreads = repetition_spreads(samples, repetitions, swung)
@@ -290,12 +284,10 @@ def _timed_cells(
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
-    """Settings that two runs may differ in, the most important first.
-
-    The name of a folder or a GGUF file does not identify a model: a changed model may have another folder.
-    """
+    """Settings that two runs may differ in, the most important first."""
     model, device, engine = document.model, document.device, document.engine
     settings = {
+        # The name of a folder or a GGUF file identifies no model.
         "model" if model.kind in ("card", "hub") else "model's name": model.id,
         "parameters": str(model.params),
         "architecture": model.architecture,
@@ -329,7 +321,6 @@ def _settings(document: RunDocument) -> dict[str, str]:
 
 
 def _words(value: object) -> str:
-    """A value of an execution path, such as `64: grouped` for the heads by width."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {word}" for key, word in value.items()) or "default"
     return "-" if value is None else str(value)
@@ -340,11 +331,8 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
-    steps = [
-        figure
-        for figure in file.figures
-        if figure.covers != "generate" and figure.shape.batch_size and figure.shape.depth is not None
-    ]
+    steps = [figure for figure in file.figures if figure.covers != "generate"]
+    steps = [figure for figure in steps if figure.shape.batch_size and figure.shape.depth is not None]
     lengths: dict[MatchKey, set[int | None]] = {}
     for figure in steps:
         lengths.setdefault(_figure_id(figure), set()).add(figure.shape.new_tokens)

@@ -12,8 +12,6 @@ from profiler.judge.difference import SAME
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, several, signed_duration, utc_minute
 
-CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict")
-REASON = "reason"
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
@@ -165,10 +163,11 @@ def changes_table(comparison: Comparison) -> TextTable:
         verdict = item.verdict if comparison.comparable else "-"
         rows.append([item.name, *times_and_change(item), interval, verdict])
     reasons = [moved_words(item) or (item.because if comparison.comparable else "") for item in comparison.changes]
-    if len(set(reasons)) < 2 and not any(map(moved_words, comparison.changes)):
-        return text_table(CHANGE_COLUMNS, rows, texts=("verdict",))
-    rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
-    return text_table((*CHANGE_COLUMNS, REASON), rows, texts=("verdict",), wrapped=(REASON,))
+    headings = ["cell", "before", "after", "change", "interval", "verdict"]
+    if len(set(reasons)) > 1 or any(map(moved_words, comparison.changes)):
+        headings.append("reason")
+        rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
+    return text_table(headings, rows, texts=("verdict",), wrapped=("reason",))
 
 
 def times_and_change(change: Change) -> tuple[str, str, str]:

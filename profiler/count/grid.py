@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _MOST_GPUS = 3
 """GPUs that a table of 80 columns has at most."""
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
-_HALF = "half of the FLOPs of a decode step"
 _NUMBER_COLUMNS = (
     "GPU", "batch at most", "one prompt at a time", "longest prompt", "longest context", "model's limit",
     "tok/s at most", "linears bound by compute", "step bound by compute",
@@ -101,11 +100,9 @@ def _memory_notes(gpu: GpuFloors) -> list[str]:
     if gpu.in_chunks.any():
         notes.append(IN_CHUNKS)
     if not gpu.runs.all():
-        least = needs_bytes[~gpu.runs].min()
-        needs = (
-            f"does not fit: the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {scaled(least, 'B')}"
-        )
-        notes.append(f"{needs}; {NEEDS_LESS}")
+        least = scaled(needs_bytes[~gpu.runs].min(), "B")
+        sizes = f"the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {least}"
+        notes.append(f"does not fit: {sizes}; {NEEDS_LESS}")
     return notes
 
 
@@ -240,7 +237,8 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
         *_kept(numbers),
     ]
     if widths.attention_layers:
-        lines.append(f"attention:    {_at(numbers.attention_is_half_at, _HALF, grows=grows)}")
+        half = _at(numbers.attention_is_half_at, "half of the FLOPs of a decode step", grows=grows)
+        lines.append(f"attention:    {half}")
     sustained = [sustained_words(gpu.gpu, gpu.bytes_per_s, gpu.sustained_bytes_per_s) for gpu in numbers.gpus]
     return [Lines(lines), _gpu_table(numbers), Lines([sentence for words in sustained for sentence in words])]
 
@@ -253,7 +251,6 @@ def _used(numbers: ModelNumbers, params: int) -> Iterator[str]:
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:
-    """Yield what a sequence keeps: a cache that grows with its tokens, and a state that does not."""
     grows = numbers.kv_bytes_per_later_token > 0
     slopes = f"{scaled(numbers.kv_bytes_per_token, 'B')} per token"
     if numbers.kv_bytes_per_later_token != numbers.kv_bytes_per_token:

@@ -80,7 +80,6 @@ def _totals(counted: StepCount) -> list[str]:
 
 
 def _prefix(prefix: SharedPrefix, batch: int) -> list[str]:
-    """Return what a prefix saves, and what is counted: it is read once, whatever the kernel does."""
     saved = f"{scaled(prefix.saved_flops, '')} FLOPs ({percent(prefix.saved_share)}) of the prefill"
     kept = f"{scaled(prefix.cache_bytes, 'B')} of KV cache in place of {scaled(prefix.unshared_cache_bytes, 'B')}"
     once = "" if batch == 1 else "; a step is counted as if it read the prefix once for all sequences"
@@ -94,7 +93,6 @@ def _tower(work: ModelWork) -> str:
 
 
 def _stored(counted: StepCount) -> Iterator[str]:
-    """Yield how the weights are stored. MXFP4 covers only the experts; other formats leave various layers dense."""
     if name := counted.published:
         yield f"stored:     {'experts' if name == 'mxfp4' else 'weights'} as published: {name.upper()}"
     if (file := counted.gguf) and file.types:
@@ -143,7 +141,6 @@ def _one_rank(share: RankShare) -> list[str]:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    """Return the census: m x n x k, the used share of the tiles of 128 x 128, and whether rows are whole 16 bytes."""
     yes = {True: "yes", False: "no"}
     rows = [
         [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), yes[gemm.aligned]]
@@ -164,7 +161,6 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
 
 
 def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
-    """Return a line for each GPU that the step does not or hardly fit, or whose matrix units need another dtype."""
     lines = []
     for gpu in gpus:
         if gpu.refusal:
@@ -180,7 +176,6 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
 
 
 def _verifying(gpus: Sequence[GpuRow]) -> Iterator[str]:
-    """Yield from how many accepted drafts on verifying pays on each GPU."""
     costs = {gpu: gpu.floor_s / gpu.one_token_floor_s for gpu in gpus if gpu.floor_s and gpu.one_token_floor_s}
     for gpu, cost in costs.items():
         pays = "do not pay, even if all are accepted"

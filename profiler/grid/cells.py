@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from profiler.grid.ragged import PADDED_ENGINE, Batch, Ragged, longest, waiting
@@ -96,6 +96,10 @@ class CellKey:
         """All properties but the batch size: equal for keys that differ only by it."""
         cell = self.cell
         return self.phase, cell.prompt_len, cell.context_len, cell.new_tokens, cell.engine
+
+    def on(self, engine: str) -> CellKey:
+        """Return the key of the same cell on another engine."""
+        return replace(self, cell=replace(self.cell, engine=engine))
 
     @classmethod
     def at(

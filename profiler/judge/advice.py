@@ -10,6 +10,7 @@ from profiler.facts.change_ids import ChangeId, exclude
 from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import saves_clearly
 from profiler.judge.savings import TrialResult
+from profiler.units import duration
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ class Advice:
             return None
         return math.ceil(-self.prefill.saves_s / self.step.saves_s) if self.step.saves_s > 0 else None
 
+    def clear_effects(self, step: str) -> list[str]:
+        """Return `a decode step of 7.86 ms instead of 21.7 ms` of each clear effect; `step` names a decode step."""
+        return [
+            f"a {name} of {duration(effect.after_s)} instead of {duration(effect.before_s)}"
+            for name, effect in ((step, self.step), ("prefill", self.prefill))
+            if effect and effect.is_clear
+        ]
+
 
 def advice_for(cells: Sequence[Judged], every: Sequence[Judged]) -> list[Advice]:
     """Return the changes whose lines save time on each of `cells`, those first that save most.
@@ -80,7 +89,6 @@ def advice_for(cells: Sequence[Judged], every: Sequence[Judged]) -> list[Advice]
 
 
 def _advice(cell: Judged, result: TrialResult, other_phase: Judged | None) -> Advice:
-    """The advice of a trial at a cell; `other_phase` is the other phase of its shape."""
     trial = result.trial
     assert result.change is not None
     same = [item for item in (other_phase.tried if other_phase else ()) if item.trial.line == trial.line]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
@@ -44,9 +44,6 @@ class Answer:
     """The computed savings that they name."""
 
 
-NO_ANSWER = Answer()
-
-
 def answer_of(
     cells: Sequence[Judged],
     setting: Setting,
@@ -65,10 +62,9 @@ def answer_of(
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.usable]
-    decodes = sorted(
-        (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
-    )
-    prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
+    by_size = sorted(cells, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
+    decodes = [cell for cell in by_size if cell.key.phase == "decode"]
+    prefills = [cell for cell in sorted(cells, key=lambda each: each.key.tokens) if cell.key.phase == "prefill"]
     if decodes:
         first = decodes[0]
         sentences.append(
@@ -101,11 +97,7 @@ def answer_of(
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = {"step": advice.step, "prefill": advice.prefill}
-    words = [
-        f"a {name} of {duration(each.after_s)} instead of {duration(each.before_s)}"
-        for name, each in effects.items()
-        if each and each.is_clear
-    ]
+    words = advice.clear_effects("step")
     words += [f"no clear change of the {name}" for name, each in effects.items() if each and not each.is_clear]
     pays = advice.pays_from_tokens
     parts = [
@@ -145,10 +137,7 @@ def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
 def _not_tried(
     decodes: Sequence[Judged], prefills: Sequence[Judged], advised: Sequence[Advice]
 ) -> list[tuple[Judged, ChangeEffect]]:
-    """The largest computed saving of the smallest step, and of the largest prefill, if it may beat what was tried.
-
-    Of a decode step at the largest batch only what a full window costs, which grows with the batch.
-    """
+    """The largest computed saving of the smallest step and of the largest prefill; of the largest step its window."""
     found: list[tuple[Judged, ChangeEffect]] = []
     taken = {item.trial.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
@@ -175,16 +164,14 @@ def _not_tried_sentence(cell: Judged, effect: ChangeEffect, cut: Sequence[NotTri
 
 
 def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
-    """One sentence on the changes for whose trials there was no time, and the budget that has it."""
     if not cut:
         return []
     ranked = sorted(cut, key=lambda item: item.needs_s)
     *most, longest = itertools.accumulate(item.needs_s for item in ranked)
     budgets = f"--budget {budget_for(longest)} has time for that"
     if most and budget_for(most[-1]) < budget_for(longest) / 1.5:
-        budgets = (
-            f"--budget {budget_for(most[-1])} has time for all but {ranked[-1].form}, {budget_for(longest)} for it"
-        )
+        all_but = f"all but {ranked[-1].form}"
+        budgets = f"--budget {budget_for(most[-1])} has time for {all_but}, {budget_for(longest)} for it"
     return [f"No time was left to try {', '.join(item.form for item in ranked)}: {budgets}."]
 
 
@@ -197,13 +184,12 @@ def budget_for(trials_s: float) -> int:
 
 
 def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) -> list[str]:
-    """The saving of every other engine on the step of the first cell, if it is beyond noise."""
     engine, step_s = first.key.cell.engine, first.terms.latency_s
     return [
         f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
         f" {engine}{f': {causes}' if (causes := causes_of(item)) else ''}."
         for item in differences
-        if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
+        if item.is_claim and item.key.on(engine) == first.key
     ]
 
 
@@ -248,11 +234,8 @@ def _because(cell: Judged, setting: Setting) -> str:
             f"{regime}: its parts took {duration(parts_s)} when each was measured by itself, and the whole step only"
             f" {duration(s.latency_s)}; the machine's speed changed in between"
         )
-    where = (
-        ", far from every ceiling"
-        if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
-        else ""
-    )
+    is_far = regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
+    where = ", far from every ceiling" if is_far else ""
     paced = ""
     if regime == "mixed" and cell.broken_down.host_pace_s >= PACED_SHARE * s.latency_s:
         paced = f"; its host takes {duration(cell.broken_down.host_pace_s)} to launch it, so both set its pace"
@@ -264,7 +247,6 @@ def _source(setting: Setting) -> str:
 
 
 def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
-    """A cell's compute ceiling: at its clock, with the range of the measured one if the clock was another then."""
     per_s = cell.ceiling_flops_per_s
     ceiling, at_clock = scaled(per_s / cell.timed.clock_share, "FLOP/s"), scaled(per_s, "FLOP/s")
     ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
@@ -292,13 +274,11 @@ def _overhead(cell: Judged, setting: Setting) -> str:
 
 
 def _throttled(cell: Judged) -> str:
-    return (
-        f", throttled at {percent(cell.timed.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
-    )
+    words = f", throttled at {percent(cell.timed.clock_share)} of its clock"
+    return words if Flag.THROTTLED in cell.verdict.flags else ""
 
 
 def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
-    """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
     first = decodes[0]
     series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     regime = series[-1].verdict.regime
@@ -309,7 +289,6 @@ def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
 
 
 def _largest_other_term(s: TimeBreakdown) -> str:
-    """The largest term besides weights, KV cache and arithmetic, if it is a tenth of the step."""
     terms = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
     term = max(terms, key=lambda name: getattr(s, name))
     if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
@@ -345,7 +324,6 @@ def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
 
 
 def _no_change(cell: Judged) -> str:
-    """The sentence for a step that no change shortens: it is near its ceiling, or its time is partly unexplained."""
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return (
             f"No advice: the step is faster than a measured ceiling allows, so {WHY_TOO_FAST}."
@@ -362,20 +340,14 @@ def _no_change(cell: Judged) -> str:
 
 
 def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
-    """The batch with the most tokens per second against the first cell; none if it gains under a tenth.
-
-    Cells of one prompt length are compared, or else, in runs that have only corners, the first and the largest batch.
-    """
     if not decodes:
         return []
     first = decodes[0]
     alike = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     series = alike if len(alike) > 1 else [first, *(cell for cell in decodes if cell.key.cell.batch_size > 1)]
     best = series[best_of([cell.timed.tokens_per_s for cell in series])]
-    if (
-        best.key.cell.batch_size <= first.key.cell.batch_size
-        or best.timed.tokens_per_s <= 1.1 * first.timed.tokens_per_s
-    ):
+    is_larger = best.key.cell.batch_size > first.key.cell.batch_size
+    if not is_larger or best.timed.tokens_per_s <= 1.1 * first.timed.tokens_per_s:
         return []
     longer = best.terms.latency_s / first.terms.latency_s - 1
     where = f"the step {percent(longer)} longer" if longer > 0 else "the step takes no longer"
@@ -388,16 +360,11 @@ def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
 
 
 def _first_use_sentences(decodes: Sequence[Judged]) -> list[str]:
-    """What a step costs at a KV length that is new to the process, and the switch that avoids it.
-
-    The cell that warmed up the engine may have used all its lengths then.
-    """
     for first_s, later_s in ((cell.timed.first_use_s, cell.terms.latency_s) for cell in decodes):
         if first_s is None:
             continue
-        is_tried = any(
-            item.change is ChangeId.WITHOUT_CUDNN and item.trial.line for each in decodes for item in each.tried
-        )
+        lines = (item for each in decodes for item in each.tried if item.trial.line)
+        is_tried = any(item.change is ChangeId.WITHOUT_CUDNN for item in lines)
         switch = "" if is_tried else f" Not tried: {WITHOUT_CUDNN.line} would save about {duration(first_s - later_s)}."
         return [
             f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds"

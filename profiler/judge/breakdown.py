@@ -341,10 +341,7 @@ def exceeds_step(parts: TimeBreakdown) -> bool:
 
 
 def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
-    """The breakdown if the step had taken `latency_s`: the residual takes the difference.
-
-    The residual is the engine's term if the engine has one, else the unexplained rest.
-    """
+    """The breakdown if the step had taken `latency_s`: the engine's term, or else the rest, takes the difference."""
     residual = "engine_s" if parts.engine_s else "unexplained_s"
     moved = {"latency_s": latency_s, residual: getattr(parts, residual) + latency_s - parts.latency_s}
     return replace(parts, **moved)
@@ -364,11 +361,7 @@ def with_trace(parts: TimeBreakdown, traced_busy_s: float) -> TimeBreakdown:
 
 
 def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
-    """The breakdown for an engine that loads the model itself: the unexplained rest becomes the engine's term.
-
-    It includes its scheduler, its sampler, its launches and the losses of its kernels. It is 0 for a step above its
-    ceiling.
-    """
+    """The breakdown for an engine that loads the model itself, whose scheduler, sampler and kernels take the rest."""
     rest_s, off_s = parts.unexplained_s, parts.half_widths_s.get("unexplained_s", 0.0)
     off_s_by_term = {**parts.half_widths_s, "engine_s": off_s}
     return replace(parts, engine_s=max(0.0, rest_s), unexplained_s=min(0.0, rest_s), half_widths_s=off_s_by_term)
@@ -412,9 +405,8 @@ def break_down(
         terms = replace(terms, overhead_s=min(idle_s, left_s) if ceilings.idle_most else idle_s)
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.overhead_s
-    replayed_s = sum(
-        demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None
-    )
+    replays = [demand for demand in demands if demand.replayed_s is not None]
+    replayed_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in replays)
     required_s = terms.device_s + ceilings.fetch_s
     # The overhead model of a recorded graph has kernels in its overhead; its issue shows that its host is done at once.
     pace_s = min(host_s, host_s if ceilings.issue_s is None else ceilings.issue_s)
@@ -461,7 +453,6 @@ def _half_widths(
 
 
 def _ceiling_half_width_s(demand: Demand[float], ceilings: StepCeilings) -> float:
-    share = (
-        ceilings.compute_half_width if demand.compute_bound(ceilings.memory_bytes_per_s) else ceilings.memory_half_width
-    )
+    by_compute = demand.compute_bound(ceilings.memory_bytes_per_s)
+    share = ceilings.compute_half_width if by_compute else ceilings.memory_half_width
     return share * demand.ceiling_s(ceilings.memory_bytes_per_s)

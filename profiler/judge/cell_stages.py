@@ -55,7 +55,6 @@ class Timed:
 
     @property
     def half_width_s(self) -> float:
-        """Half of the interval of the time."""
         return (self.time.high_s - self.time.low_s) / 2
 
     @property
@@ -69,7 +68,6 @@ class Timed:
 
     @property
     def bytes_per_s(self) -> float:
-        """Model bytes over time."""
         return total_work(self.operators)[1] / self.latency_s
 
     @property
@@ -87,9 +85,8 @@ class Timed:
 class BrokenDown:
     """A measured cell, and where its time goes."""
 
-    timed: Timed
     measurement: Measurement
-    """The input of its verdict: its terms, its ceilings and further signals."""
+    """The input of its verdict: its time, its terms, its ceilings and further signals."""
     ceiling_flops_per_s: float
     """The compute ceiling, from the dtypes of its matmuls."""
     redundant_s: Mapping[Cause, float] = field(default_factory=dict)
@@ -104,6 +101,10 @@ class BrokenDown:
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
 
     @property
+    def timed(self) -> Timed:
+        return self.measurement.cell
+
+    @property
     def key(self) -> CellKey:
         return self.timed.key
 
@@ -113,7 +114,6 @@ class BrokenDown:
 
     @property
     def terms(self) -> TimeBreakdown:
-        """The terms that add up to its time."""
         return self.measurement.split
 
     @property

@@ -158,12 +158,10 @@ class CellResult:
 
     @property
     def key(self) -> CellKey:
-        """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
     @property
     def time(self) -> Estimate:
-        """The median time with its interval."""
         return Estimate(self.latency_s, self.latency_low_s, self.latency_high_s, self.samples or 0)
 
 
@@ -213,16 +211,13 @@ def row_of(cell: Timed | Judged, device: DeviceFacts) -> CellResult:
 
 
 def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> CellResult:
-    """The row with rates, percentiles, memory and energy; NaN if not measured or of the other phase.
-
-    Rates are model work over time, so redundant work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
-    """
-    samples, repetitions, is_decode = (
-        list(chain.from_iterable(cell.samples)),
-        cell.repetitions,
-        cell.key.phase == "decode",
-    )
+    """The row with rates, percentiles, memory and energy; MFU is that of PaLM (arXiv:2204.02311)."""
+    repetitions, is_decode = cell.repetitions, cell.key.phase == "decode"
+    samples = list(chain.from_iterable(cell.samples))
     first_s = [] if is_decode else [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]
+    peaks_bytes = [
+        repetition.peak_memory_bytes for repetition in repetitions if repetition.peak_memory_bytes is not None
+    ]
     decodes = repetitions if is_decode else ()
     peak, bandwidth = device.datasheet_flops_per_s, device.datasheet_bytes_per_s
     return replace(
@@ -237,9 +232,7 @@ def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> Cell
         mbu=cell.bytes_per_s / bandwidth if bandwidth else _UNKNOWN,
         p90_s=percentile(samples, 90),
         p99_s=percentile(samples, 99),
-        peak_memory_bytes=max(
-            (peak for repetition in repetitions if (peak := repetition.peak_memory_bytes) is not None), default=None
-        ),
+        peak_memory_bytes=max(peaks_bytes, default=None),
         device_memory_bytes=_median([repetition.device_memory_bytes for repetition in repetitions]),
         ttft_s=_median(first_s),
         ttft_p90_s=percentile(first_s, 90),
@@ -271,10 +264,9 @@ def _with_verdict(row: CellResult, judged: Judged) -> CellResult:
 def joules_a_token(repetitions: Sequence[Repetition]) -> float | None:
     """Joules per generated token over all repetitions; None if the energy counter is too coarse for their length.
 
-    A repetition that had little time generated fewer tokens than its cell has.
-
-    A GPU updates its counter a few times per second. So a repetition may be charged no tick, or one too many: the sum
-    over n repetitions is off by about sqrt(n) / 2 ticks.
+    A repetition that had little time generated fewer tokens than its cell has. A GPU updates its counter a few times
+    per second. So a repetition may be charged no tick, or one too many: the sum over n repetitions is off by about
+    sqrt(n) / 2 ticks.
     """
     metered = [(repetition, repetition.energy_j) for repetition in repetitions if repetition.energy_j is not None]
     seconds = sum(repetition.wall_s for repetition, _ in metered)

@@ -72,10 +72,9 @@ class Setting:
 def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeId, str], float]:
     """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
     undisturbed = replace(setting, busy=False)
-    computed = [effect for cell in judged for effect in changes(cell, undisturbed) if effect.basis == "computed"]
     found: dict[tuple[ChangeId, str], float] = {}
-    for effect in computed:
-        if effect.id is not None:
+    for effect in (each for cell in judged for each in changes(cell, undisturbed)):
+        if effect.basis == "computed" and effect.id is not None:
             what = effect.id, effect.value
             found[what] = max(effect.saves_s, found.get(what, 0.0))
     # What bytes promise of the other formats, next to that of four bits.
@@ -108,15 +107,11 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     timed = [item for item in cell.engines if item.repetitions >= CLAIM_REPETITIONS]
     replaced = {item.trial.what for item in cell.tried} | {(change_of_engine(item), "") for item in timed}
     least_s = _LEAST_SHARE * cell.terms.latency_s
-    found = (
-        []
-        if setting.busy
-        else [item for item in computed if item.saves_s > least_s and (item.id, item.value) not in replaced]
-    )
+    worth = [] if setting.busy else [item for item in computed if item.saves_s > least_s]
+    found = [item for item in worth if (item.id, item.value) not in replaced]
     found += [effect for effect in (*_tried(cell), *_engines(timed, cell)) if abs(effect.saves_s) > least_s]
-    return sorted(
-        (effect for effect in found if effect.is_claim), key=lambda effect: (effect.saves_s < 0, -effect.saves_s)
-    )
+    claims = [effect for effect in found if effect.is_claim]
+    return sorted(claims, key=lambda effect: (effect.saves_s < 0, -effect.saves_s))
 
 
 def saves_clearly(cell: Judged, result: TrialResult) -> bool:
@@ -130,17 +125,12 @@ def not_tried(cell: Judged) -> list[ChangeEffect]:
 
     An 8-bit KV cache is none of them: its bytes promise a saving, and others measured losses.
     """
-    worth = [
-        item
-        for item in cell.changes
-        if item.basis == "computed" and item.how and item.saves_s >= WORTH * cell.terms.latency_s
-        if item.id is not ChangeId.EIGHT_BIT_CACHE
-    ]
+    computed = [item for item in cell.changes if item.basis == "computed" and item.id is not ChangeId.EIGHT_BIT_CACHE]
+    worth = [item for item in computed if item.how and item.saves_s >= WORTH * cell.terms.latency_s]
     return sorted(worth, key=lambda item: -item.middle_s)
 
 
 def _tried(cell: Judged) -> list[ChangeEffect]:
-    """What trials at this shape found faster or slower. Those of a change that left only say what it cost."""
     found, latency_s = [], cell.terms.latency_s
     for item in cell.tried:
         if item.is_claim and (item.change is not None or item.ratio > 1):
@@ -148,18 +138,9 @@ def _tried(cell: Judged) -> list[ChangeEffect]:
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
             because = f"the step takes {duration(after_s)} then{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
-            found.append(
-                ChangeEffect(
-                    trial.form,
-                    before_s - after_s,
-                    because,
-                    "tried",
-                    half_width_s,
-                    how=trial.line,
-                    id=item.change,
-                    value=trial.what[1] if trial.what else "",
-                )
-            )
+            effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s)
+            value = trial.what[1] if trial.what else ""
+            found.append(replace(effect, how=trial.line, id=item.change, value=value))
     return found
 
 
@@ -182,7 +163,6 @@ def _computed(
 
 
 def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
-    """The first of these changes that works here."""
     return next((change for change in possible_changes(setting.here) if change.id in ids), None)
 
 
@@ -233,7 +213,6 @@ def _offloaded_s(cell: BrokenDown) -> float:
 
 
 def _is_split(cell: BrokenDown) -> bool:
-    """Whether several ranks compute the step."""
     return any(item.group == COLLECTIVE for item in cell.operators)
 
 
@@ -306,16 +285,11 @@ def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeE
 
 
 def _lost_in(cell: BrokenDown, group: str) -> float:
-    """Seconds that the replayed operators of a group lose against their ceilings."""
     names = {item.operator for item in cell.operators if item.group == group}
     return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
 
 
 def _lost_in_matmuls(cell: BrokenDown) -> float:
-    """Seconds that matmuls of weights lose against their ceilings, at most the step's time beyond its floor.
-
-    Replays on a disturbed machine may take longer.
-    """
     lost_s = min(cell.terms.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.terms.latency_s - cell.terms.floor_s))
     return max(0.0, lost_s - _lost_in(cell, "attention"))
 
@@ -364,10 +338,7 @@ def _sixteen_bit_dtype(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]
 
 
 def _saved_in_16_bits_s(cell: BrokenDown, setting: Setting, kept: float, flops_per_s: float) -> float:
-    """What a float32 step saves at most in 16 bits: kernels at their ceilings, and half of what is no kernel's time.
-
-    `kept` is the share of the weights' bytes that is still read.
-    """
+    """What a float32 step saves at most in 16 bits, where the share `kept` of the weights' bytes is still read."""
     split, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
     other_s = split.redundant_s + max(0.0, split.unexplained_s)
     floor_s = _floor_s(cell, cell.operators, flops_per_s, kept, cache_kept)
@@ -381,6 +352,5 @@ def _floor_s(
     weights_kept: float = 1.0,
     cache_kept: float = 1.0,
 ) -> float:
-    """Seconds of operators at the ceilings, with shares of the bytes of their weights and of their cache."""
     parts = ((op.flops, weights_kept * op.weight_bytes + cache_kept * op.kv_bytes, flops_per_s) for op in operators)
     return step_floor(parts, cell.ceilings.memory_bytes_per_s).total_s

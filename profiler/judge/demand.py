@@ -110,9 +110,8 @@ def breakdown_of(
 def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
     """By replayed operator: seconds of its kernels beyond its ceiling and its conversions."""
     replays, memory = facts.replays.get(key, {}), ceilings_of(facts, key).memory_bytes_per_s
-    demands = [
-        step_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays
-    ]
+    replayed = [item for item in facts.operators[key] if item.operator in replays]
+    demands = [step_demand(facts, item, replays[item.operator]) for item in replayed]
     return {each.name: (each.replayed_s or 0.0) - each.ceiling_s(memory) - each.dequantise_s for each in demands}
 
 
@@ -175,9 +174,8 @@ def over_the_run(facts: Facts) -> Facts:
     ceiling = replace(ceiling, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
     if found is not None:
         per_s = found[0].flops_per_s
-        ceiling = (
-            replace(ceiling, burst_per_s=per_s) if on_gpu and ceiling.clock_hz else ceiling.times(per_s / ceiling.per_s)
-        )
+        at_clock = on_gpu and ceiling.clock_hz
+        ceiling = replace(ceiling, burst_per_s=per_s) if at_clock else ceiling.times(per_s / ceiling.per_s)
     replays = dict(facts.replays)
     for key, replayed in facts.replays.items():
         matmuls, traced = _matmuls_of(facts, key), traced_matmuls(facts, key)
@@ -232,9 +230,8 @@ def _small_kernels(
 ) -> Demand[float]:
     """The loss of all small kernels, which are replayed together: their time beyond their traffic and page faults.
 
-    The loss comes from their number or their arithmetic. `faults_s` is subtracted unless the replay excludes its own
-    page faults. If the replay takes less than the counted traffic, because a cache passes data between the kernels,
-    `outside_s` is scaled down in place.
+    If the replay takes less than the counted traffic, because a cache passes data between the kernels, `outside_s` is
+    scaled down in place.
     """
     unreplayed_s = sum(each.ceiling_s(ceilings.memory_bytes_per_s) for each in others if each.replayed_s is None)
     beyond_s = rest.whole.median_s - unreplayed_s
@@ -247,7 +244,6 @@ def _small_kernels(
 
 
 def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> dict[Cause, float]:
-    """Seconds of an operator's redundant work by cause, each by the ceiling that limits it."""
     nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
     memory = ceilings.memory_bytes_per_s
     return {
@@ -280,11 +276,7 @@ def _padding_factor(
 
 
 def _padding_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> float:
-    """Seconds that an operator spends on padding.
-
-    It is the difference of the operator's ceilings with and without padding. A replay was timed at the padded shape,
-    and its kernel is assumed to be equally far below both ceilings.
-    """
+    """Seconds that padding adds to an operator's ceiling; its kernel is equally far below both ceilings."""
     flops, nbytes = (float(amounts.get(Cause.PADDING, 0)) for amounts in (item.redundant_flops, item.redundant_bytes))
     if not flops and not nbytes:
         return 0.0
@@ -316,16 +308,15 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     in_prefill = facts.operators[key] if key.phase == "prefill" else ()
     layers = sum(item.count for item in in_prefill if is_layer(item.group, item.operator))
     compute = ceilings.compute_ceiling(facts.model.dtype)
-    spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if compute.measured else 0.0
+    varies = compute.measured and facts.device.hides_overhead
+    spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if varies else 0.0
     return StepCeilings(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         overhead=overhead,
         overlaps=facts.device.hides_overhead,
         copy_share=ceilings.copy_share,
         memory_half_width=max(_LEAST_CEILING_WIDTH, ceilings.memory_ceiling.half_width),
-        compute_half_width=max(
-            _LEAST_CEILING_WIDTH, compute.half_width, spread if facts.device.hides_overhead else 0.0
-        ),
+        compute_half_width=max(_LEAST_CEILING_WIDTH, compute.half_width, spread),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         issue_s=median_issue_s(facts.repetitions.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
@@ -425,20 +416,15 @@ def counted_traffic(facts: Facts, key: CellKey) -> CountedTraffic | None:
     step: then its bytes do not come from memory.
     """
     operators, peak = facts.operators.get(key, ()), facts.device.datasheet_bytes_per_s
-    counted = [
-        repetition
-        for repetition in facts.repetitions.get(key.cell, ())
-        if repetition.decode_counters and repetition.loop_s
-    ]
+    counted = [each for each in facts.repetitions.get(key.cell, ()) if each.decode_counters and each.loop_s]
     if key.phase != "decode" or not counted or peak is None or any(each.other_processes for each in facts.readings):
         return None
     least_bytes = float(sum(item.model_bytes for item in operators))
     if facts.ceilings.cache_resident(least_bytes):
         return None
     counters = [repetition.decode_counters for repetition in counted if repetition.decode_counters]
-    middle = HardwareCounters(
-        *(statistics.median(getattr(each, name) for each in counters) for name in ("sm", "tensor", "dram"))
-    )
+    names = ("sm", "tensor", "dram")
+    middle = HardwareCounters(*(statistics.median(getattr(each, name) for each in counters) for name in names))
     steps_per_s = statistics.median(len(repetition.decode_s) / (repetition.loop_s or 1.0) for repetition in counted)
     executed_bytes = float(sum(item.executed_bytes for item in operators))
     return CountedTraffic(middle, middle.dram * peak, steps_per_s * least_bytes, steps_per_s * executed_bytes)
@@ -483,7 +469,6 @@ def moved(ceilings: Ceilings, look: CeilingsRemeasured) -> Iterator[tuple[str, s
 
 
 def _matmuls(ceilings: Ceilings, look: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
-    """(dtype, later, first) of the matmuls that were measured both times."""
     return [
         (dtype, later, ceilings.compute[dtype]) for dtype, later in look.compute.items() if dtype in ceilings.compute
     ]

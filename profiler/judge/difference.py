@@ -59,12 +59,10 @@ class Difference:
 
     @property
     def low(self) -> float:
-        """Lower end of the interval of `change`."""
         return math.expm1(self.log_low)
 
     @property
     def high(self) -> float:
-        """Upper end of the interval of `change`."""
         return math.expm1(self.log_high)
 
     @property

@@ -38,7 +38,7 @@ def engine_differences(
     first, *others = facts.grid.engines
     rows = []
     for key in facts.grid.keys:
-        base = replace(key, cell=replace(key.cell, engine=first))
+        base = key.on(first)
         if key.cell.engine not in others or not (key in steady and base in steady):
             continue
         longer = longer_s(steady[base], steady[key])
@@ -65,7 +65,6 @@ def engine_differences(
 
 
 def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
-    """Seconds in `after` minus seconds in `before`, by name; equal ones are left out."""
     gained_s = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
     return {name: seconds for name, seconds in gained_s.items() if seconds}
 
@@ -113,7 +112,7 @@ class GenerateOverhead(KeyedRecord):
 
 def generate_overhead(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
     """Seconds per step of `generate` minus those of the profiler's loop, timed in turn; None for other engines."""
-    own = steady.get(replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE)))
+    own = steady.get(key.on(DEFAULT_ENGINE))
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
 
 
@@ -125,7 +124,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
         if tax is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
-        own = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
+        own = key.on(DEFAULT_ENGINE)
         found = GenerateOverhead(
             **columns_of(key),
             transformers="",
@@ -181,7 +180,6 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 
 def _term_words(term: str, item: EngineDifference) -> str:
-    """A term in words, with its main cause in this difference if there is one."""
     if term == "engine_s":
         return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
     cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")

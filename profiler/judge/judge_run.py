@@ -15,7 +15,7 @@ from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.grid.cells import CellKey
-from profiler.judge.answer import NO_ANSWER, Answer, answer_of
+from profiler.judge.answer import Answer, answer_of
 from profiler.judge.cell_stages import BrokenDown, Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
@@ -113,9 +113,8 @@ def judge_run(facts: Facts) -> Judgement:
 def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> TimedRun:
     """The time of every cell, or of these `keys`, with its interval."""
     facts = over_the_run(at_median_speed(facts)[0])
-    spreads = repetition_spreads(
-        facts.measured, facts.repetitions, swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
-    )
+    swung = swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
+    spreads = repetition_spreads(facts.measured, facts.repetitions, swung)
     keys = facts.grid.keys if keys is None else keys
     return TimedRun(facts, {key: _timed(facts, key, spreads[key.phase]) for key in keys})
 
@@ -140,8 +139,13 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     facts, steady = run.timed.facts, run.timed.steady
     differences, busy = engine_differences(facts, steady, run.cells), busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
-    compared = (replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in run.cells.items())
-    judged = tuple(replace(cell, changes=tuple(changes(cell, setting))) for cell in compared)
+    # The overhead of `generate` is reported apart.
+    others = [item for item in differences if item.engine not in facts.generate_engines]
+    judged, evidence = [], []
+    for key, cell in run.cells.items():
+        cell = replace(cell, engines=tuple(item for item in others if item.key.on(item.against) == key))
+        judged.append(replace(cell, changes=tuple(changes(cell, setting))))
+        evidence.append(evidence_of(judged[-1], facts.predicted_peak_bytes[key.cell], _in_groups(facts, cell)))
     tried = {trial.line for trials in facts.trials.values() for trial in trials}
     # What a part of the run had no time for, a later part may have tried.
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
@@ -150,11 +154,9 @@ def advise_run(run: BrokenDownRun) -> Judgement:
         differences=tuple(differences),
         scaling=run.tests,
         generate=tuple(generate_overheads(facts, steady)),
-        judged=judged,
-        evidence=tuple(
-            evidence_of(cell, facts.predicted_peak_bytes[cell.key.cell], _in_groups(facts, cell)) for cell in judged
-        ),
-        answer=answer_of(judged, setting, differences, busy, cut) if judged else NO_ANSWER,
+        judged=tuple(judged),
+        evidence=tuple(evidence),
+        answer=answer_of(judged, setting, differences, busy, cut),
     )
 
 
@@ -164,6 +166,7 @@ def setting_of(facts: Facts) -> Setting:
     sixteen_bit = {name: ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute}
     fastest = max(sixteen_bit, key=lambda name: sixteen_bit[name], default=None)
     is_wide, ceiling = model.dtype == "float32", ceilings.compute_ceiling(model.dtype)
+    sustained = ceiling.low_per_s, ceiling.high_per_s
     return Setting(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
@@ -175,9 +178,7 @@ def setting_of(facts: Facts) -> Setting:
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
         sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
         sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
-        sustained_flops_per_s=(ceiling.low_per_s, ceiling.high_per_s)
-        if device.kind == "cuda" and ceiling.measured
-        else (),
+        sustained_flops_per_s=sustained if device.kind == "cuda" and ceiling.measured else (),
     )
 
 
@@ -207,7 +208,6 @@ def _unexplained_share(cell: Judged) -> float:
 
 
 def _timed(facts: Facts, key: CellKey, spread: RepetitionSpread) -> Timed:
-    """A cell with its time: measured, in older runs forecast, or none."""
     cell = Timed(key, facts.operators[key], "skipped", facts.grid.useful_tokens(key))
     gap, forecast, repetitions = facts.gaps.get(key.cell), facts.forecasts.get(key), facts.repetitions.get(key.cell)
     if repetitions:
@@ -248,7 +248,6 @@ def _with_clock(facts: Facts, cell: Timed, clock_share: float) -> Timed:
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
-    """The facts with the compute ceilings scaled to a share of the clock at which they were measured."""
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
 
 
@@ -256,11 +255,10 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
     """Break down and judge a cell's time, with the compute ceiling at the GPU's clock during its repetitions."""
     facts, key = run.facts, cell.key
     if cell.clock_share < 1.0:
-        attained = [
-            breakdown_of(_at_clock(facts, share), key, cell.latency_s)[0].attained for share in (cell.clock_share, 1.0)
-        ]
+        clocks = (_at_clock(facts, share) for share in (cell.clock_share, 1.0))
+        its, full = (breakdown_of(at, key, cell.latency_s)[0].attained for at in clocks)
         # A step that is faster than its clock allows, but not than the whole clock, disproves the reading.
-        if attained[1] <= 1.0 + AGREE < attained[0]:
+        if full <= 1.0 + AGREE < its:
             cell = _with_clock(facts, cell, 1.0)
     shares, facts = extreme_shares(facts), as_served(_at_clock(facts, cell.clock_share), key, cell.latency_s)
     measurement, redundant_s = _measurement(facts, cell, sides, run.steady)
@@ -270,13 +268,13 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
     if cell.noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
         # A wide interval whose conclusion is certain.
         cell = replace(cell, noise=replace(cell.noise, grade="noisy"))
+        measurement = replace(measurement, cell=cell)
     terms, lost = measurement.split, lost_s(facts, key)
     ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
+    at_ceiling_per_s = total_work(cell.operators)[0] / ceiling_s if ceiling_s else measurement.compute_flops_per_s
     broken_down = BrokenDown(
-        cell,
         measurement,
-        # As if every matmul were at the ceiling of its dtype.
-        ceiling_flops_per_s=measurement.model_flops / ceiling_s if ceiling_s else measurement.compute_flops_per_s,
+        ceiling_flops_per_s=at_ceiling_per_s,  # as if every matmul were at the ceiling of its dtype
         redundant_s=redundant_s,
         lost_s=lost,
         small_kernels_s=max(0.0, terms.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
@@ -290,35 +288,25 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
 def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
-    """The input of a verdict under the ceilings of `facts`, and the seconds of redundant work by cause."""
-    key, (flops, nbytes) = cell.key, total_work(cell.operators)
+    key, (_, nbytes) = cell.key, total_work(cell.operators)
     faults, tax = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
     split, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, tax)
     measurement = Measurement(
-        split=split,
-        model_flops=flops,
-        model_bytes=nbytes,
+        split,
+        cell,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
         ceilings=ceilings_of(facts, key),
-        latency_low_s=cell.time.low_s,
-        latency_high_s=cell.time.high_s,
-        noise=cell.noise.grade,
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
         graph_step_s=_graph_step_s(facts, key, split.latency_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-        sm_active=cell.activity.sm,
-        memory_active=cell.activity.memory,
         traffic=counted_traffic(facts, key),
-        power_capped=POWER_CAP in cell.slowed,
-        clock_share=cell.clock_share,
     )
     return measurement, redundant_s
 
 
 def _in_groups(facts: Facts, cell: Judged) -> dict[str, float]:
-    """A cell's unexplained seconds by group of operators; empty if they are few."""
     if _unexplained_share(cell) <= _UNEXPLAINED_SHARE:
         return {}
     return unexplained_by_group(_at_clock(facts, cell.timed.clock_share), cell.key, cell.terms.latency_s)
@@ -339,27 +327,14 @@ def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
 
 
 def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
-    """Seconds of a decode step replayed as one CUDA graph; None if no engine of the run records graphs.
-
-    Other savings of that engine, such as a cache that is not copied, are added back.
-    """
+    """Seconds of a decode step as one CUDA graph, with other savings of its engine added back; None without one."""
     if key.phase != "decode" or key.cell.engine in facts.graph_engines:
         return None
     for engine in sorted(facts.graph_engines):
-        recorded = replace(key, cell=replace(key.cell, engine=engine))
+        recorded = key.on(engine)
         if repetitions := facts.repetitions.get(recorded.cell):
             graph_s = float(np.median(np.concatenate(phase_samples("decode", repetitions))))
             steps = ((key, latency_s), (recorded, graph_s))
             own_s, its_s = (sum(breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
             return graph_s + own_s - its_s
     return None
-
-
-def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Facts) -> tuple[EngineDifference, ...]:
-    """The engines that were compared with this cell's own; `generate`, whose overhead is reported apart, is not one."""
-    return tuple(
-        item
-        for item in differences
-        if item.engine not in facts.generate_engines
-        and replace(item.key, cell=replace(item.key.cell, engine=item.against)) == key
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 from profiler.grid.cells import CellKey, Phase
 
@@ -27,30 +27,11 @@ class KeyedRecord:
 
     @property
     def key(self) -> CellKey:
-        """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 
-class KeyColumns(TypedDict):
-    phase: Phase
-    batch_size: int
-    prompt_len: int
-    context_len: int
-    new_tokens: int
-    engine: str
-
-
-"""The fields of `KeyedRecord`."""
-
-
-def columns_of(key: CellKey) -> KeyColumns:
+def columns_of(key: CellKey) -> dict[str, Any]:
     """The columns of `KeyedRecord` for a key."""
     cell = key.cell
-    return KeyColumns(
-        phase=key.phase,
-        batch_size=cell.batch_size,
-        prompt_len=cell.prompt_len,
-        context_len=key.context_len,
-        new_tokens=cell.new_tokens,
-        engine=cell.engine,
-    )
+    lengths = {"prompt_len": cell.prompt_len, "context_len": key.context_len, "new_tokens": cell.new_tokens}
+    return {"phase": key.phase, "batch_size": cell.batch_size, **lengths, "engine": cell.engine}

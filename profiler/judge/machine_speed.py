@@ -30,7 +30,6 @@ _LEAST_SPREAD = 0.02
 # Share of the variance between repetitions that the probe must explain.
 _LEAST_EXPLAINED = 0.5
 
-
 BUSY = "This machine was busy"
 """The words with which an answer about a busy machine begins."""
 
@@ -83,9 +82,8 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     for index, (cell, repetition) in enumerate(repetitions):
         steadied[cell].append(_divided(repetition, float(by_phase["prefill"][index]), float(by_phase["decode"][index])))
     timed = {phase for phase in PHASES if any(phase_samples(phase, of_cell) for of_cell in facts.repetitions.values())}
-    return replace(
-        facts, repetitions=steadied, drift_readings=[] if timed <= set(swings) else facts.drift_readings
-    ), swings
+    drift_readings = [] if timed <= set(swings) else facts.drift_readings
+    return replace(facts, repetitions=steadied, drift_readings=drift_readings), swings
 
 
 def mode_words(facts: Facts) -> list[str]:
@@ -116,13 +114,9 @@ def swing_words(facts: Facts) -> list[str]:
 
 
 def _paces(facts: Facts, repetitions: Sequence[Repetition]) -> list[NDArray[np.float64]]:
-    """The probe's times over their median at the middle of each repetition, interpolated [repetitions, for each kind of
-    work]."""
     drift_readings = sorted(facts.drift_readings, key=lambda look: look.at_unix_s)
-    at_unix_s, middles = (
-        [look.at_unix_s for look in drift_readings],
-        [repetition.at_unix_s + repetition.wall_s / 2 for repetition in repetitions],
-    )
+    at_unix_s = [look.at_unix_s for look in drift_readings]
+    middles = [repetition.at_unix_s + repetition.wall_s / 2 for repetition in repetitions]
     of_work = machine_times(drift_readings, on_gpu=facts.device.kind == "cuda")
     return [np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))) for times in of_work]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
@@ -51,7 +51,7 @@ def ragged_step(
     batch = facts.grid.requests_of(key.cell)
     if batch is None:
         return None
-    plain_key = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
+    plain_key = key.on(DEFAULT_ENGINE)
     mask = longer_s(steady[plain_key], steady[key]) if plain_key in steady else None
     waits = waiting(batch) if key.phase == "decode" else 0.0
     plain = facts.repetitions.get(plain_key.cell, ())

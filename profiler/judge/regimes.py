@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profiler.facts.telemetry import POWER_CAP
 from profiler.judge.breakdown import StepCeilings, TimeBreakdown, at_latency, exceeds_step
-from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic
+from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic, total_work
+
+if TYPE_CHECKING:
+    from profiler.judge.cell_stages import Timed
 
 Bound = Literal["compute-bound", "memory-bound", "overhead-bound", "slow-kernels", "link-bound"]
 """The label of a cell that has one limit; `LIMITS` has the rule of each."""
@@ -125,13 +129,10 @@ class Measurement:
     """The input of a verdict."""
 
     split: TimeBreakdown
-    model_flops: float
-    model_bytes: float
+    """At the cell's clock, as `compute_flops_per_s` is."""
+    cell: Timed
     compute_flops_per_s: float
     ceilings: StepCeilings
-    latency_low_s: float
-    latency_high_s: float
-    noise: str = "quiet"
     offloaded: bool = False
     cache_resident: bool = False
     graph_step_s: float | None = None
@@ -140,15 +141,7 @@ class Measurement:
     """The ceiling that doubling the batch indicates: `memory`, `compute`, or another text for neither."""
     depth_side: str = ""
     """The ceiling that doubling the prompt (prefill) or the context (decode) indicates."""
-    sm_active: float | None = None
-    memory_active: float | None = None
-    """NVML's shares of the time in which any SM, or the memory, was active."""
     traffic: CountedTraffic | None = None
-    power_capped: bool = False
-    clock_share: float = 1.0
-    """The GPU's clock during the cell over that of its compute ceiling's measurement.
-
-    `compute_flops_per_s` and `split` are those at the cell's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +200,7 @@ def within_ceiling_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> V
 
 @dataclass(frozen=True)
 class _Shares:
-    """Shares of a step, as numbers or arrays of redraws.
-
-    Memory, compute, kernel and redundant are shares of the device's time; the others are shares of the whole step.
-    """
+    """Shares of the device's time, but overhead, link and engine of the whole step: numbers, or arrays of redraws."""
 
     memory: Any
     compute: Any
@@ -269,7 +259,6 @@ class Limit:
         return self.share(shares) >= self.least
 
     def evidence(self, m: Measurement, shares: _Shares) -> Evidence:
-        """The signal of weight 2."""
         votes = self.binds(m, shares) if self.binds else self.reached(shares)
         threshold = f">= {self.least} {self.text or self.label.removesuffix('-bound')}"
         return Evidence(self.signal, self.share(shares), threshold, self.label if votes else "", 2.0)
@@ -339,11 +328,8 @@ _ENGINE = Limit(
 
 
 def _label_over_interval(m: Measurement) -> Regime:
-    """The label at the median, or for a very noisy step the label at both ends of its interval.
-
-    If the two ends differ, it is the label at the median if the breakdown explains the step, else inconclusive.
-    """
-    if m.noise != "unusable":
+    """The label at the median, unless it is a very noisy step's that its breakdown does not explain."""
+    if m.cell.noise.grade != "unusable":
         return _label(m, m.split)
     ends = _labels_of_ends(m)
     if len(ends) == 1:
@@ -353,7 +339,7 @@ def _label_over_interval(m: Measurement) -> Regime:
 
 
 def _labels_of_ends(m: Measurement) -> set[Regime]:
-    return {_label(m, at_latency(m.split, latency_s)) for latency_s in (m.latency_low_s, m.latency_high_s)}
+    return {_label(m, at_latency(m.split, latency_s)) for latency_s in (m.cell.time.low_s, m.cell.time.high_s)}
 
 
 def holds_over_interval(m: Measurement, regime: Regime) -> bool:
@@ -411,28 +397,26 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
 
 
 def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
-    return np.asarray(_ENGINE.reached(shares) & (m.sm_active is not None and m.sm_active < SM_IDLE))
+    active = m.cell.activity.sm
+    return np.asarray(_ENGINE.reached(shares) & (active is not None and active < SM_IDLE))
 
 
 def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
-    """Whether the losses of kernels dominate the step.
-
-    The prediction is that other kernels for the same operators recover at least half of the loss.
-    """
+    """Whether kernels lose so much of a step that others for the same operators recover half of it or more."""
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.redundant)
     bind = LIMITS["slow-kernels"].reached(shares) & (shares.kernel_low >= KERNEL_SHARE_SURE)
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
 def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
-    """Whether nearly all operators were replayed and little of the step is unexplained."""
     explained = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
     return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & explained)
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     shares = _shares(m.split)
-    over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
+    flops, nbytes = total_work(m.cell.operators)
+    over_ridge = flops / nbytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
     threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
     intensity = Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)
@@ -462,12 +446,13 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
             # Overhead does not grow with the size either, so a flat time indicates bytes only if overhead is small.
             vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
             items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
-    if m.sm_active is not None:
+    active = m.cell.activity
+    if active.sm is not None:
         # One warp on one SM counts as active, so only a low share is evidence.
-        vote = "overhead-bound" if m.sm_active < SM_IDLE else ""
-        items.append(Evidence("time with any SM active (NVML)", m.sm_active, f"< {SM_IDLE} overhead", vote, 1.0))
-    if m.memory_active is not None:
-        items.append(Evidence("time with memory active (NVML)", m.memory_active, "no share of bandwidth", "", 0.0))
+        vote = "overhead-bound" if active.sm < SM_IDLE else ""
+        items.append(Evidence("time with any SM active (NVML)", active.sm, f"< {SM_IDLE} overhead", vote, 1.0))
+    if active.memory is not None:
+        items.append(Evidence("time with memory active (NVML)", active.memory, "no share of bandwidth", "", 0.0))
     if m.traffic is not None:
         counters, within = m.traffic.counters, f"{1 - TRAFFIC_TOLERANCE:.2f} to {1 + TRAFFIC_TOLERANCE:.2f} agree"
         over_executed = m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s
@@ -487,7 +472,7 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
     saves = s.latency_s - (m.graph_step_s or 0.0) >= overhead_s / 2
     # A step may exceed its ceiling by the intervals of the ceiling and of the time.
     tolerances = (CEILING_TOLERANCE, m.ceilings.memory_half_width, m.ceilings.compute_half_width)
-    time_share = (m.latency_high_s - m.latency_low_s) / 2 / s.latency_s
+    time_share = m.cell.half_width_s / s.latency_s
     checks = (
         (Flag.KV_BOUND, regime == "memory-bound" and s.kv_s > s.weights_s),
         (Flag.INEFFICIENT_KERNELS, s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
@@ -495,8 +480,8 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
         (Flag.CACHE_RESIDENT, m.cache_resident),
         (Flag.OFFLOADED, m.offloaded),
         (Flag.ABOVE_CEILING, s.attained > 1.0 + max(tolerances) + time_share),
-        (Flag.POWER_CAPPED, m.power_capped),
-        (Flag.THROTTLED, m.clock_share < THROTTLED),
+        (Flag.POWER_CAPPED, POWER_CAP in m.cell.slowed),
+        (Flag.THROTTLED, m.cell.clock_share < THROTTLED),
         (Flag.HOST, replayed and saves),
         (Flag.GRANULARITY, replayed and not saves),
     )
@@ -504,14 +489,13 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
 
 
 def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:
-    """The share of the step that a graph saves; None if no graph was replayed."""
     return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
 
 def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], flags: Sequence[Flag]) -> Confidence:
     if regime == "inconclusive" or Flag.ABOVE_CEILING in flags:
         return "low"
-    if m.noise == "unusable" and not holds_over_interval(m, regime):
+    if m.cell.noise.grade == "unusable" and not holds_over_interval(m, regime):
         return "low"
     voting = [item for item in evidence if item.vote]
     total = sum(item.weight for item in voting)
@@ -521,15 +505,15 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
         agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
     # A ceiling scaled to another clock is an estimate, and a driver may report a wrong clock.
-    estimated = m.ceilings.overhead_s is None or not m.ceilings.measured or m.clock_share < THROTTLED
-    if m.noise != "quiet" or estimated or exceeds_step(m.split):
+    estimated = m.ceilings.overhead_s is None or not m.ceilings.measured or m.cell.clock_share < THROTTLED
+    if m.cell.noise.grade != "quiet" or estimated or exceeds_step(m.split):
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 
 
 def _stability(m: Measurement, regime: Regime) -> float:
     """The share of redraws that give the same label: times within their interval, ceilings within 3 %."""
-    s, sigma = m.split, max(m.latency_high_s - m.latency_low_s, 0.0) / 4
+    s, sigma = m.split, m.cell.half_width_s / 2
     memory, compute, overhead, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
     latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
     memory, compute, overhead = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * overhead

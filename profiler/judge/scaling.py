@@ -17,6 +17,7 @@ from profiler.facts.operators import Amount, OperatorWork
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cell_stages import Timed
 from profiler.judge.difference import difference
+from profiler.judge.keyed import columns_of
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import percent
 
@@ -89,7 +90,6 @@ class DoublingTest:
 
     @property
     def series(self) -> Series:
-        """The series of this test."""
         return self.axis, tuple(self.fixed.values())
 
     @property
@@ -129,17 +129,14 @@ def scaling(
     sentences = _knee_sentences(test, no_room, drifted)
     sentences.append(f"Most tokens/s: {axis} {test.best} (largest measured: {test.largest}).")
     # Sizes that may have more, given the machine's drift between the repetitions of both.
-    rivals = [
-        str(size(cell))
-        for cell in ordered
-        if cell is not best
-        and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
-    ]
+    rivals = []
+    for cell in ordered:
+        most_per_s = cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift))
+        if cell is not best and most_per_s > (1 + _AS_GOOD) * best.tokens_per_s:
+            rivals.append(str(size(cell)))
     if rivals:
-        sentences.append(
-            f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {axis}"
-            f" {', '.join(rivals)}."
-        )
+        also = f"{axis} {', '.join(rivals)}"
+        sentences.append(f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {also}.")
     return replace(test, sentences=tuple(sentences))
 
 
@@ -247,7 +244,6 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
 
 
 def _knee_sentences(test: DoublingTest, no_room: int | None, drifted: float) -> list[str]:
-    """Where the knee is, and from where on a step is compute-bound by the counts."""
     what, first, knee = test.axis, test.doublings[0].smaller, test.knee_measured
     if test.knee_between is not None:
         low, high = test.knee_between
@@ -281,9 +277,7 @@ def size_of(key: CellKey, axis: Axis) -> int:
 
 
 def _columns(key: CellKey) -> dict[str, str | int]:
-    filled, cell = "by a prompt" if key.cell.prompt_len else "directly", key.cell
-    lengths = {"batch_size": cell.batch_size, "prompt_len": cell.prompt_len, "context_len": key.context_len}
-    return {"phase": key.phase, "engine": cell.engine, "filled": filled, **lengths}
+    return {**columns_of(key), "filled": "by a prompt" if key.cell.prompt_len else "directly"}
 
 
 def series_of(key: CellKey) -> Iterator[Series]:

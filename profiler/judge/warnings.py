@@ -70,7 +70,6 @@ def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:
 
 
 def _weight_read(ceilings: Ceilings) -> Iterator[str]:
-    """A model whose weights are read more slowly, or faster, than a stream."""
     share = weight_read_share(ceilings)
     if ceilings.weights is not None and share != 1.0:
         per_s = ceilings.weights.ceiling.per_s
@@ -103,7 +102,6 @@ def _raised(facts: Facts) -> Iterator[str]:
 
 
 def _flagged(judged: Sequence[Judged]) -> Iterator[str]:
-    """Cells whose label depends on which of the measured ceilings is used, or that are faster than one allows."""
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
         cells = several(len(unsteady), "cell would get", "cells would get")
         yield (
@@ -118,7 +116,6 @@ def _flagged(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _parts_exceed(judged: Sequence[Judged]) -> Iterator[str]:
-    """Cells below their ceilings whose parts, each measured by itself, take longer than the whole step."""
     shares = {
         cell.key: -cell.terms.unexplained_s / cell.terms.latency_s
         for cell in judged
@@ -134,7 +131,6 @@ def _parts_exceed(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _other_traffic(facts: Facts, judged: Sequence[Judged]) -> list[str]:
-    """Cells in which the GPU's own counters contradict the counted bytes."""
     found = ((cell.key.name, counted_traffic(facts, cell.key)) for cell in judged)
     return [
         f"in {name} the GPU's counters saw {scaled(each.bytes_per_s, 'B/s')} of memory traffic, and its operators move"
@@ -145,7 +141,6 @@ def _other_traffic(facts: Facts, judged: Sequence[Judged]) -> list[str]:
 
 
 def _foreign_tensors(facts: Facts) -> Iterator[str]:
-    """A peak of a GPU's memory that is far above the need of every cell."""
     peaks = [
         (max(repetition.peak_memory_bytes or 0 for repetition in of_cell), facts.predicted_peak_bytes[cell])
         for cell, of_cell in facts.repetitions.items()
@@ -158,7 +153,6 @@ def _foreign_tensors(facts: Facts) -> Iterator[str]:
 
 
 def _gaps(gaps: Mapping[Cell, Gap], repetitions: Mapping[Cell, Sequence[Repetition]]) -> list[str]:
-    """Cells without a number, and cells that failed after an earlier repetition: a sentence per kind of reason."""
     words = {
         False: ("cell has no number", "cells have no number"),
         True: (
@@ -177,7 +171,6 @@ def _gaps(gaps: Mapping[Cell, Gap], repetitions: Mapping[Cell, Sequence[Repetiti
 
 
 def _two_clocks(repetitions: Mapping[Cell, Sequence[Repetition]]) -> Iterator[str]:
-    """Loops whose time by the host's clock differs from the sum of their steps."""
     ratios_by_cell = {}
     for cell, of_cell in repetitions.items():
         ratios = [repetition.loop_s / sum(repetition.decode_s) for repetition in of_cell if repetition.loop_s]

@@ -35,6 +35,10 @@ class Block:
         """Whether none of its sentences, lines, rows and so on are empty."""
         return all(getattr(self, name, True) for name in ("sentences", "lines", "rows", "tiles"))
 
+    def shortened(self, most: int) -> Block:
+        """Return the block with at most `most` rows, sentences or lines."""
+        return self
+
 
 @dataclass(frozen=True)
 class Sentences(Block):
@@ -44,6 +48,9 @@ class Sentences(Block):
     plain_from: int | None = None
     """From this sentence on the terminal prints plain text; None: never."""
 
+    def shortened(self, most: int) -> Sentences:
+        return replace(self, sentences=self.sentences[: (most + 1) // 2])  # a sentence takes two lines or more
+
 
 @dataclass(frozen=True)
 class Lines(Block):
@@ -51,6 +58,9 @@ class Lines(Block):
 
     lines: Sequence[str]
     style: TextStyle = "plain"
+
+    def shortened(self, most: int) -> Lines:
+        return replace(self, lines=self.lines[:most])
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,14 @@ class TextTable(Block):
     @property
     def has_head(self) -> bool:
         return any(column.heading for column in self.columns)
+
+    def shortened(self, most: int) -> TextTable:
+        if len(self.rows) <= most:
+            return self
+        numbers = list(range(most)) if self.ranked else evenly(range(len(self.rows)), most)
+        groups = {at for at in range(1, most) if self.groups & {*range(numbers[at - 1] + 1, numbers[at] + 1)}}
+        caption = "; ".join(filter(None, (self.caption.removesuffix("."), f"{most} of {len(self.rows)} rows")))
+        return replace(self, rows=[self.rows[at] for at in numbers], caption=caption, groups=frozenset(groups))
 
 
 def text_table(
@@ -119,6 +137,7 @@ class Picture(Block):
     runs: tuple[Run, ...]
     tooltips: Mapping[str, Tooltip] | None = None
     """By the id of an element."""
+    media: frozenset[Medium] = field(default=DOCUMENTS, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,9 @@ class CellsTable(Block):
     run: Run
     most: int | None = None
     """Measured rows of a first look, evenly picked from each phase; None: all, with those that were only forecast."""
+
+    def shortened(self, most: int) -> CellsTable:
+        return replace(self, most=most)
 
 
 @dataclass(frozen=True)
@@ -139,6 +161,9 @@ class BreakdownChart(Block):
     """Whether it is on a first look, which has the ends of each phase and their largest terms."""
     only: CellResult | None = None
     """The one cell that it shows; None: those of the first engine."""
+
+    def shortened(self, most: int) -> BreakdownChart:
+        return replace(self, short=True)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""The cells of a run: their table, noise and regimes, on the roofline and by batch size."""
+"""The cells of a run: their table and regimes, on the roofline and by batch size."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -14,7 +13,6 @@ from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
-    FULL,
     Block,
     CellsTable,
     Lines,
@@ -36,10 +34,9 @@ from profiler.units import duration, several, significant
 
 
 def cells(run: Run) -> Section:
-    """Every cell, and why they are noisy if they are. The terminal prints the notes with the table."""
+    """Every cell. The terminal prints the notes with the table."""
     setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=DOCUMENTS)
-    blocks = [setting, CellsTable(run), notes, Lines(noise_lines(run), media=FULL)]
-    return Section("Cells", blocks, "measured times; rates from counted work")
+    return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
 
 
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
@@ -84,12 +81,10 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
 
 
 def _cell_notes(run: Run) -> list[str]:
-    """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
     once = sum(result.repetitions == 1 for result in run.measured)
     two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
-    ceilings = (
-        f"; % ceiling: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
-    )
+    words = (roofline_words(run) or "").removesuffix(", measured here")
+    ceilings = f"; % ceiling: share of {words}" if words else ""
     notes = [f"±: half of the 95 % interval{two}{ceilings}", *batch_lines(run)]
     if larger := run.document.grid.larger:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
@@ -120,36 +115,10 @@ def batch_lines(run: Run) -> list[str]:
                     gained = gains.setdefault((step.smaller, step.larger), [])
                     gained.append(f"{factor}{'' if gained else ' times the tokens'} in {phase}")
     doubled = [sizes for sizes in gains if sizes[1] == 2 * sizes[0]]
-    shown = (doubled or list(gains))[:_MOST_STEPS]
-    lines = [
-        f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}" for small, large in shown
-    ]
+    lines = []
+    for small, large in (doubled or list(gains))[:_MOST_STEPS]:
+        lines.append(f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}")
     return lines if doubled else [*lines, "no batch size was doubled: roofscope batch-test measures it"]
-
-
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def noise_lines(run: Run) -> list[str]:
-    """Return `4 of 32 cells: time known to within 3 to 9 %`: each kind of noise reason, the most frequent first."""
-    kinds: dict[str, list[str]] = {}
-    for item in run.document.evidence:
-        for why in item.noise_reasons:
-            kinds.setdefault(_NUMBER.sub("#", why), []).append(why)
-    total = len(run.document.evidence)
-    ranked = sorted(kinds.values(), key=len, reverse=True)
-    return [f"{len(reasons)} of {several(total, 'cell', 'cells')}: {_together(reasons)}" for reasons in ranked]
-
-
-def _together(texts: Sequence[str]) -> str:
-    """Return `time known to within 2.6 to 9.1 %`: reasons of one kind as one text, with the range of each figure."""
-    figures = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
-
-    def span(_: re.Match[str]) -> str:
-        values = sorted(next(figures), key=float)
-        return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-    return _NUMBER.sub(span, texts[0])
 
 
 # Short names of flags in tables, the most important first; run.json has the full names.
@@ -179,10 +148,9 @@ def regime_names(run: Run) -> dict[CellKey, str]:
 def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
-    tooltips = {
-        f"ceiling-{number}": Tooltip(line.label, f"ceiling {line.kind}")
-        for number, line in enumerate(ceiling_lines(run))
-    }
+    tooltips = {}
+    for number, line in enumerate(ceiling_lines(run)):
+        tooltips[f"ceiling-{number}"] = Tooltip(line.label, f"ceiling {line.kind}")
     for number, point in enumerate(run.measured):
         tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)
     note = "measured time, counted work; an arrow ends at the ceiling of its step"
@@ -208,16 +176,12 @@ def batch_sizes(run: Run) -> Section:
 
 
 def doubling_table(run: Run, test: DoublingTest) -> TextTable:
-    """Return a row per batch size, with the slope from the size before it.
-
-    Of more than `MOST_SIZES` doublings, evenly picked ones are shown, from the first to the last.
-    """
+    """Return a row per batch size, with the slope from the size before it; of many, `MOST_SIZES` evenly picked."""
     by_batch = {result.batch_size: result for result in run.measured if test.holds(result.key)}
     steps = evenly(test.doublings, MOST_SIZES)
     rows = [[*_batch_texts(by_batch[test.doublings[0].smaller]), *[""] * 6]]
     for step in steps:
-        slopes = (step.slope, step.bytes_slope, step.flops_slope)
-        slope, *predicted = (f"{each:.2f}" for each in slopes)
+        slope, *predicted = (f"{each:.2f}" for each in (step.slope, step.bytes_slope, step.flops_slope))
         measured = [f"{step.gain:.2f}x", slope, f"{step.low:.2f} .. {step.high:.2f}"]
         rows.append([*_batch_texts(by_batch[step.larger]), *measured, *predicted, step.side])
     omitted = len(test.doublings) - len(steps)

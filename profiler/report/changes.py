@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Set
-from dataclasses import replace
 
 from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
 from profiler.facts.measurements import Drafting
@@ -106,7 +105,6 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _instead(evidence: CellEvidence | None, changes: Set[ChangeId]) -> str:
-    """Return what each of these changes saves or costs; empty if none was tried."""
     return "; ".join(
         f"{effect.change} {saving(effect.saves_s)}"
         for effect in (evidence.changes if evidence else ())
@@ -128,8 +126,8 @@ def linears(run: Run) -> list[Block]:
     for name in dict.fromkeys(item.format for item in times):
         mine = {item.rows: item for item in times if item.format == name}
         shown = [
-            f"{duration(item.time.median_s)} ± {significant(100 * item.time.half_width_s / item.time.median_s, 2)} %"
-            for item in mine.values()
+            f"{duration(each.median_s)} ± {significant(100 * each.half_width_s / each.median_s, 2)} %"
+            for each in (item.time for item in mine.values())
         ]
         shown += [""] * (len(counts) - len(mine)) + [", ".join(dict.fromkeys(item.kernel for item in mine.values()))]
         table.append([name, *shown])
@@ -149,25 +147,17 @@ _BASES = ("measured", "tried", "computed")
 def changes(run: Run) -> Section:
     """What would change the time of the cells of `selected_cells`, by change: what was measured comes first."""
     evidence = evidence_of(run)
-    found = [
-        (effect, result)
-        for result in selected_cells(run)
-        if result.key in evidence
-        for effect in evidence[result.key].changes
-        if abs(effect.saves_s) >= WORTH_SHOWING * result.latency_s
-    ]
+    found = []
+    for result in selected_cells(run):
+        effects = evidence[result.key].changes if result.key in evidence else ()
+        found += [(each, result) for each in effects if abs(each.saves_s) >= WORTH_SHOWING * result.latency_s]
     surest = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
     names = list(dict.fromkeys(effect.change for effect, _ in surest))
-    rows = [
-        [
-            effect.change,
-            result.key.name,
-            effect.amount,
-            percent(effect.saves_s / result.latency_s),
-            f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}",
-        ]
-        for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change))
-    ]
+    rows = []
+    for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change)):
+        because = f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}"
+        share = percent(effect.saves_s / result.latency_s)
+        rows.append([effect.change, result.key.name, effect.amount, share, because])
     note = (
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
@@ -177,7 +167,6 @@ def changes(run: Run) -> Section:
 
 
 def _trials(run: Run) -> list[ShellCommand]:
-    """Return the lines that were not tried, and the commands that have time to try them."""
     commands = []
     for item in run.document.not_tried:
         commands.append(ShellCommand(f"{item.change} (not tried)", item.how))
@@ -199,12 +188,10 @@ def engines(run: Run) -> Section:
 
 
 def _saved(run: Run) -> TextTable:
-    """Return cell, engine, time saved against the first engine, its interval and terms, for each claim."""
     rows = []
     for item in engine_claims(run):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
-        cell = replace(item.key, cell=replace(item.key.cell, engine=item.against)).name
-        terms = ", ".join(where_it_lies(item))
+        cell, terms = item.key.on(item.against).name, ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
     headings = ("cell", "engine", "per step", "interval", "in which terms")
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
@@ -216,19 +203,14 @@ def engine_claims(run: Run) -> list[EngineDifference]:
 
 
 def no_claim_lines(run: Run) -> list[str]:
-    """Return the number of cells in which engines differ by no more than noise, and of cells with too few
-    repetitions."""
+    """Return in how many cells engines differ by no more than noise, or were repeated too rarely."""
     differences = run.document.engine.differences
     once = sum(item.repetitions < CLAIM_REPETITIONS for item in differences)
     noise = len(differences) - len(engine_claims(run)) - once
-    lines = []
-    if noise:
-        lines.append(f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise")
+    lines = [f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise"] if noise else []
     if once:
-        cells = several(once, "cell has", "cells have")
-        lines.append(
-            f"{cells} only one repetition of an engine: no difference is claimed; a larger --budget gives more"
-        )
+        cells = f"{several(once, 'cell has', 'cells have')} only one repetition of an engine"
+        lines.append(f"{cells}: no difference is claimed; a larger --budget gives more")
     return lines
 
 
@@ -241,11 +223,9 @@ _LEAST_SHARE = 0.01
 def generate_lines(run: Run) -> list[str]:
     """Return the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
     lines = []
+    by_size = sorted(run.document.generate, key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size))
     for phase in ("decode", "prefill"):
-        overheads = sorted(
-            (item for item in run.document.generate if item.phase == phase),
-            key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size),
-        )
+        overheads = [item for item in by_size if item.phase == phase]
         lines += [_generate_line(item, run) for item in evenly(overheads, _MOST_CELLS)]
     return lines
 
@@ -273,7 +253,6 @@ def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
 
 
 def _drafting_line(found: Drafting) -> str:
-    """Return what drafts cost and give, whether they pay, and on which text."""
     if not found.steps:
         length = several(found.new_tokens, "token", "tokens")
         return f"one step with drafts of {found.draft} gave the answer of {length}: use more --new-tokens to compare"
@@ -334,10 +313,6 @@ _FEWER_EXPERTS = 0.9
 
 
 def _experts_line(run: Run) -> str | None:
-    """Return how many experts real prompts use in the step with the fewest, next to the number that the counts expect.
-
-    None for a dense model, and for prompts of random tokens.
-    """
     steps, prompts = run.document.experts_touched, run.document.grid.prompts
     if not prompts or not (steps or run.model.experts):
         return None
@@ -353,7 +328,6 @@ def _experts_line(run: Run) -> str | None:
 
 
 def _ranks_lines(run: Run) -> list[str]:
-    """Return one line on the ranks and their link; none for a run on one device."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return []

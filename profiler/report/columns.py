@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,7 +64,6 @@ _FIRST = (
 
 
 def _columns() -> Iterator[Column]:
-    """The columns of `CellResult` that tables have, and two that are derived from several."""
     yield Column("batch x tokens", lambda row: f"{row.phase} {row.batch_size} x {row.key.cell.depth}", media=TERMINAL)
     yield Column("±", half_width, lambda width: percent(width) if width >= 0.1 else f"{100 * width:.1f} %")
     for name, shown in SHOWN.items():
@@ -100,27 +98,16 @@ def tokens_table(run: Run) -> pd.DataFrame:
 
 
 def _markdown(frame: pd.DataFrame) -> bytes:
-    """Return the frame as a GitHub-flavoured Markdown table; numbers have four significant digits."""
     cells = frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)).replace("nan", "")
     rows = [list(frame.columns), ["---"] * len(frame.columns), *cells.to_numpy().tolist()]
     return "".join(f"| {' | '.join(map(markdown_text, row))} |\n" for row in rows).encode()
 
 
-def _json(frame: pd.DataFrame) -> bytes:
-    return (frame.to_json(orient="records", indent=2, double_precision=15) + "\n").encode()
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
-
-
 EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "csv": lambda frame: frame.to_csv(index=False).encode(),
     "md": _markdown,
-    "json": _json,
-    "parquet": _parquet,
+    "json": lambda frame: f"{frame.to_json(orient='records', indent=2, double_precision=15)}\n".encode(),
+    "parquet": lambda frame: frame.to_parquet(index=False),
     "latex": lambda frame: frame.to_latex(index=False, escape=True, float_format="%.4g", na_rep="").encode(),
 }
 """The formats of `roofscope export`."""

@@ -96,10 +96,8 @@ def ceilings_table(
         if ceilings.weights.stream is not None:
             rows.append(_ceiling_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
     rows += [_ceiling_row(f"from the {name}", "B/s", ceiling, None) for name, ceiling in ceilings.links.items()]
-    rows += [
-        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
-        for name, seconds in ceilings.launch.items()
-    ]
+    for name, seconds in ceilings.launch.items():
+        rows.append([f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"])
     headings = ("ceiling", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
     return text_table(headings, rows, wrapped=("how",))
 
@@ -153,7 +151,6 @@ def _spread(spread: ReadingRange | None, unit: str) -> str | None:
 
 _SHOWN = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "peak_", "source")
 """How the fields begin whose uncertainty `gpus_table` marks: the printed figures of a datasheet and their source."""
-
 
 _DTYPES = {
     "fp64": "float64",

@@ -62,7 +62,6 @@ def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "
 
 
 def _percentiles(run: Run, columns: Mapping[int, str], phase: Phase) -> str | None:
-    """The range of each percentile, or the samples that it needs."""
     if _range(run, columns[50], duration, phase) is None:
         return None
     ranges = {percent: _range(run, column, duration, phase) for percent, column in columns.items()}

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from functools import cache, singledispatch
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import matplotlib.pyplot as plt
@@ -16,33 +15,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from profiler.judge.breakdown import TERMS
-from profiler.report.blocks import (
-    Block,
-    BreakdownChart,
-    CellsTable,
-    Lines,
-    Picture,
-    Section,
-    Sentences,
-    ShellCommand,
-    TextTable,
-    Tiles,
-    visible_sections,
-)
+from profiler.report.blocks import Block, BreakdownChart, CellsTable, Picture, Section, visible_sections
 from profiler.report.columns import columns_with_values
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
 from profiler.report.selection import of_first_engine
-from profiler.report.time_breakdown import WORTH_SHOWING, breakdown_bars, terms_of
+from profiler.report.time_breakdown import MOST_BARS_A_PHASE, WORTH_SHOWING, breakdown_bars, terms_of
 from profiler.store.folder import Run
 from profiler.units import duration, unbroken
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:
     """Return the sections as one HTML document; a section without blocks for HTML is left out."""
-    shown = [
-        (section, [_render_block(block) for block in section.blocks]) for section in visible_sections(sections, "html")
-    ]
+    visible = visible_sections(sections, "html")
+    shown = [(section, [_render_block(block) for block in section.blocks]) for section in visible]
     return _templates().get_template("page.html.j2").render(title=title, subtitle=subtitle, sections=shown)
 
 
@@ -53,7 +39,6 @@ def link_from(run: Run, folder: Path) -> str:
 
 @cache
 def _templates() -> Environment:
-    """Return the environment of the page templates, which escapes every inserted value."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -67,26 +52,17 @@ def _templates() -> Environment:
 
 
 def _macro(name: str, **values: object) -> Markup:
-    """Call a macro of blocks.html.j2."""
-    macros: Any = _templates().get_template("blocks.html.j2").module
-    rendered: Markup = getattr(macros, name)(**values)
-    return rendered
+    macros = _templates().get_template("blocks.html.j2").module
+    return Markup(getattr(macros, name)(**values))
 
 
 @singledispatch
 def _render_block(block: Block) -> Markup:
-    """Return one block as HTML. Raises TypeError for a kind that HTML does not know."""
-    raise TypeError(f"HTML renders no {type(block).__name__}")
-
-
-@_render_block.register
-def _(block: Sentences | Lines | TextTable | ShellCommand | Tiles) -> Markup:
     return _macro(type(block).__name__, block=block)
 
 
 @_render_block.register
 def _(block: Picture) -> Markup:
-    """The picture for a wide page, with tooltips, and the one for a phone."""
     return _macro("Picture", wide=inline_svg(block, _WIDE_IN), narrow=inline_svg(block, _NARROW_IN))
 
 
@@ -102,7 +78,7 @@ def _(block: CellsTable) -> Markup:
 @_render_block.register
 def _(block: BreakdownChart) -> Markup:
     cells = [block.only] if block.only else of_first_engine(block.run)
-    bars = sorted(breakdown_bars(cells, _MOST_BARS_A_PHASE), key=lambda bar: bar.result.phase)
+    bars = sorted(breakdown_bars(cells, MOST_BARS_A_PHASE), key=lambda bar: bar.result.phase)
     legend, heading = [(TERMS[term], TERMS[term].name) for term in terms_of(bars)], ""
     if block.only:
         heading, step_s = "Where the time of a token goes: ", block.only.latency_s
@@ -111,7 +87,6 @@ def _(block: BreakdownChart) -> Markup:
     return _macro("BreakdownChart", bars=bars, legend=legend, heading=heading)
 
 
-_MOST_BARS_A_PHASE = 8
 _WIDE_IN, _NARROW_IN = 11.0, 5.0
 """Width of pictures: the page's, and that of a phone of 390 px."""
 _PIXELS_A_POINT = 1.45  # of a screen: letters of 9 points have 13 pixels

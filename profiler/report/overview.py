@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from profiler.judge.advice import Advice
 from profiler.report.blocks import (
     DOCUMENTS,
     FIRST_LOOK,
@@ -31,7 +30,7 @@ NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
 def answer(run: Run) -> Section:
     """What a page begins with: figures, where a token's time goes, the line to change, the answer, warnings."""
-    ends = [Lines(["Interrupted: the cells below are those measured until then."], "warning")]
+    end = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
     corner = smallest_known(run)
     return Section(
         "",
@@ -40,14 +39,13 @@ def answer(run: Run) -> Section:
             *([BreakdownChart(run, only=corner, media=HTML)] if corner else []),
             *_lines_to_copy(run),
             Sentences(run.document.answer or [NO_NUMBER]),
-            *([] if run.document.finished else ends),
+            Lines(end, "warning"),
             Lines(run.document.warnings, "warning", media=DOCUMENTS),
         ],
     )
 
 
 def _tiles(run: Run) -> Tiles:
-    """Return the figures of the smallest decode step and of its prefill, and the most tokens/s."""
     known, corner, tiles = [cell for cell in of_first_engine(run) if cell.noise != "unusable"], smallest_known(run), []
     if corner is None:
         return Tiles([], media=HTML)
@@ -65,24 +63,13 @@ def _tiles(run: Run) -> Tiles:
 
 
 def _lines_to_copy(run: Run) -> list[ShellCommand]:
-    """Return the lines that the answer advises with what they did, or else those that it names as not tried."""
-    advised, untried = run.document.advised, run.document.not_tried
-    labels = [(f"To change: {item.phrase}, {_effects(item)}", item.line) for item in advised]
-    if not labels:
-        amounts = [f"{item.change} would save {item.amount} (computed)" for item in untried]
-        labels = [(f"To change, not tried: {amount}", item.how) for amount, item in zip(amounts, untried, strict=True)]
-    return [ShellCommand(label, line, media=HTML) for label, line in labels]
-
-
-def _effects(advice: Advice) -> str:
-    """Return `a decode step of 7.86 ms instead of 21.7 ms at 1 x 64 (tried)`."""
-    effects = {"decode step": advice.step, "prefill": advice.prefill}
-    times = [
-        f"a {name} of {duration(effect.after_s)} instead of {duration(effect.before_s)}"
-        for name, effect in effects.items()
-        if effect and effect.is_clear
-    ]
-    return f"{' and '.join(times)} at {advice.batch_size} x {advice.prompt_len} (tried)"
+    lines = []
+    for item in run.document.advised:
+        effects = " and ".join(item.clear_effects("decode step"))
+        lines.append((f"{item.phrase}, {effects} at {item.batch_size} x {item.prompt_len} (tried)", item.line))
+    kind = "To change" if lines else "To change, not tried"
+    untried = [(f"{item.change} would save {item.amount} (computed)", item.how) for item in run.document.not_tried]
+    return [ShellCommand(f"{kind}: {label}", line, media=HTML) for label, line in lines or untried]
 
 
 def setting_lines(run: Run) -> list[str]:
@@ -102,7 +89,6 @@ _PARTS |= {name: name for name in ("timing", "replays", "trials")}
 
 
 def _after_loading_s(run: Run) -> dict[str, float]:
-    """Return the seconds of the stages that `--budget` counts."""
     return {name: seconds for name, seconds in run.document.stage_s.items() if not name.startswith(_BEFORE)}
 
 
@@ -127,10 +113,7 @@ def _time_lines(run: Run) -> list[str]:
 
 
 def method(run: Run) -> Section:
-    """How to read the figures, what measuring cost, and at the end of a screen the warnings, where they are seen.
-
-    A first look has the warnings that change a conclusion.
-    """
+    """How to read the figures, what measuring cost, and at the end of a screen the warnings, where they are seen."""
     coverage = run.document.counting.coverage
     text = (
         "Times are medians with a 95 % interval whose unit is the repetition. Rates use model work, the algorithm's"

@@ -43,15 +43,13 @@ class QuietListener:
 
 
 def _words(progress: SweepProgress) -> tuple[str, str]:
-    """Return the cell that is timed, and the time left of the whole run."""
     return f"batch {progress.cell.name}, repetition {progress.repetition}", time_left(progress.left_s)
 
 
 class LineListener(QuietListener):
     """Plain lines, for logs and pipes: one per stage, and the cell that is timed every half minute."""
 
-    def __init__(self) -> None:
-        self._next_s = 0.0
+    _next_s = 0.0
 
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

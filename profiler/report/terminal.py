@@ -7,7 +7,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import singledispatch
 from typing import Any, Literal, TextIO
 
@@ -23,12 +22,10 @@ from profiler.report.blocks import (
     CellsTable,
     Lines,
     Medium,
-    Picture,
     Section,
     Sentences,
     ShellCommand,
     TextTable,
-    evenly,
     visible_sections,
 )
 from profiler.units import unbroken
@@ -46,7 +43,6 @@ _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """What a stream prints in place of signs that its encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end].translate(_ASCII)
@@ -57,8 +53,6 @@ codecs.register_error("spelled", _spelled)
 
 
 class _Ascii:
-    """A stream that replaces box drawing and typographic signs with ASCII."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
@@ -72,10 +66,8 @@ class _Ascii:
 def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
     """Return a console on `stream` (default: standard output), 100 columns wide or as narrow as the terminal.
 
-    `COLUMNS` is a width of the user's own.
-
-    `plain` prints neither colour nor box drawing. Markup is off, since a model's name may contain brackets. Rich omits
-    colours for NO_COLOR and for pipes.
+    `COLUMNS` is a width of the user's own. `plain` prints neither colour nor box drawing. Markup is off, since a
+    model's name may contain brackets. Rich omits colours for NO_COLOR and for pipes.
     """
     if reconfigure := getattr(stream or sys.stdout, "reconfigure", None):
         reconfigure(errors="spelled")
@@ -117,7 +109,7 @@ def print_sections(
     blocks = _blocks(sections, "first look")
     left = most_lines - len(textwrap.wrap(_omitted(whole.count("\n"), whole_by), console.width))
     for most in _MOST_ITEMS:
-        short = _printed([shortened(block, most) for block in blocks], console)
+        short = _printed([block.shortened(most) for block in blocks], console)
         if short.count("\n") <= left:
             break
     short = "".join(short.splitlines(keepends=True)[:left])
@@ -154,42 +146,6 @@ def _print_line(line: str, style: str, console: Console) -> None:
 
 
 @singledispatch
-def shortened(block: Block, most: int) -> Block:
-    """Return a block with at most `most` rows, sentences or lines."""
-    return block
-
-
-@shortened.register
-def _(block: Sentences, most: int) -> Sentences:
-    return replace(block, sentences=block.sentences[: (most + 1) // 2])  # a sentence takes two lines or more
-
-
-@shortened.register
-def _(block: Lines, most: int) -> Lines:
-    return replace(block, lines=block.lines[:most])
-
-
-@shortened.register
-def _(block: CellsTable, most: int) -> CellsTable:
-    return replace(block, most=most)
-
-
-@shortened.register
-def _(block: BreakdownChart, most: int) -> BreakdownChart:
-    return replace(block, short=True)
-
-
-@shortened.register
-def _(block: TextTable, most: int) -> TextTable:
-    if len(block.rows) <= most:
-        return block
-    numbers = list(range(most)) if block.ranked else evenly(range(len(block.rows)), most)
-    groups = {place for place in range(1, most) if block.groups & {*range(numbers[place - 1] + 1, numbers[place] + 1)}}
-    caption = "; ".join(filter(None, (block.caption.removesuffix("."), f"{most} of {len(block.rows)} rows")))
-    return replace(block, rows=[block.rows[number] for number in numbers], caption=caption, groups=frozenset(groups))
-
-
-@singledispatch
 def print_block(block: Block, console: Console) -> None:
     """Print one block. Raises TypeError for a kind that the terminal does not know."""
     raise TypeError(f"the terminal prints no {type(block).__name__}")
@@ -217,11 +173,6 @@ def _(block: TextTable, console: Console) -> None:
 @print_block.register
 def _(block: ShellCommand, console: Console) -> None:
     _print_line(f"{block.label}: {block.command}", "", console)
-
-
-@print_block.register
-def _(block: Picture, console: Console) -> None:
-    """A terminal has no pictures."""
 
 
 def _headings(table: TextTable, width: int, gap: int) -> tuple[list[str], int | None]:

@@ -32,6 +32,8 @@ from profiler.units import duration, percent, several, significant
 
 WORTH_SHOWING = 0.01
 """Share of a cell's time below which a term is not mentioned."""
+MOST_BARS_A_PHASE = 8
+"""Cells of a phase that a chart has at most."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,6 @@ class Segment:
 
     @property
     def words(self) -> str:
-        """Its short name and its share."""
         return f"{self.look.short} {percent(self.share)}"
 
     @property
@@ -80,10 +81,7 @@ class BreakdownBar:
 
 
 def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
-    """Return a bar per measured cell, at most `most_a_phase` per phase, evenly picked from the first to the last.
-
-    Cells with a reason (`why_no_bar`) get none.
-    """
+    """Return a bar per measured cell that may have one (`why_no_bar`), at most `most_a_phase`, evenly picked."""
     drawable = [result for result in results if not why_no_bar(result)]
     return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(drawable, most_a_phase)]
 
@@ -95,12 +93,6 @@ def why_no_bar(result: CellResult) -> str:
     if result.unexplained_s < -result.latency_s:  # the machine changed between the measurements
         return f"has {percent(result.unexplained_s / result.latency_s)} unexplained: its parts took longer"
     return ""
-
-
-def _no_bar_lines(results: Sequence[CellResult]) -> list[str]:
-    """Return `no bar for 2 cells (first: decode 1 x 64 is known only to within 40 %)`."""
-    without = [f"{result.key.name} {why}" for result in results if (why := why_no_bar(result))]
-    return [f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"] if without else []
 
 
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
@@ -123,12 +115,10 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 
 def breakdown(run: Run) -> Section | None:
     """A bar per cell, and in documents the terms of the cells of `selected_cells` with half-widths."""
+    if not run.measured:
+        return None
     note = "from the operators' ceilings, replayed kernels and measured overhead"
-    return (
-        Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note, folded=True)
-        if run.measured
-        else None
-    )
+    return Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note, folded=True)
 
 
 _BAR_WIDTH = 48
@@ -139,14 +129,16 @@ _TITLE = "where the time goes"
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
     # With four terms a row is wider than 80 columns.
-    most_a_phase, most_terms = (2, 4 if console.width > 80 else 3) if block.short else (8, None)
+    most_a_phase, most_terms = (2, 4 if console.width > 80 else 3) if block.short else (MOST_BARS_A_PHASE, None)
     cells = of_first_engine(block.run)
     bars = breakdown_bars(cells, most_a_phase)
     if bars and console.color_system and not console.no_color and console.encoding.startswith("utf"):
         _print_bars(bars, console)
     elif bars:
         console.print(rich_table(shares_table(bars, most_terms)))
-    for line in _no_bar_lines(cells):
+    without = [f"{cell.key.name} {why}" for cell in cells if (why := why_no_bar(cell))]
+    if without:
+        line = f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"
         console.print(UnbrokenText(line, "dim"))
 
 
@@ -162,10 +154,7 @@ def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
-    """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours.
-
-    Of `most_terms` the negative ones are never left out.
-    """
+    """Return the terms of each cell with their shares, the largest `most_terms` first, and all negative ones."""
     rows = []
     for bar in bars:
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
@@ -176,10 +165,7 @@ def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) ->
 
 
 def bar_text(bar: BreakdownBar) -> Text:
-    """Return a bar of coloured blocks, as many per term as its share of the positive terms.
-
-    Rounded edges keep the bar full.
-    """
+    """Return a bar of coloured blocks, as many per term as its share of the positive terms; it is always full."""
     whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
     text = Text()
     for segment in bar.segments:
@@ -187,9 +173,6 @@ def bar_text(bar: BreakdownBar) -> Text:
             start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
             text.append(_BLOCK * (end - start), style=TERMS[segment.term].screen_color)
     return text
-
-
-_WHICH = "the smallest and the largest cell of each phase"
 
 
 def terms_table(run: Run) -> TextTable:
@@ -214,7 +197,8 @@ def inside(run: Run) -> Section:
     if group_points(run):
         alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
         blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
-    note = f"{_WHICH}; modules timed with hooks, kernels replayed or traced, all in separate passes"
+    cells = "the smallest and the largest cell of each phase"
+    note = f"{cells}; modules timed with hooks, kernels replayed or traced, all in separate passes"
     return Section("Inside a step", blocks, note, FULL, folded=True)
 
 
@@ -226,9 +210,8 @@ def module_groups(run: Run) -> TextTable:
     rows: list[list[str]] = []
     starts = []
     for phase in PHASES:
-        keys = sorted(
-            (key for key in groups if key.phase == phase), key=lambda key: key.cell.batch_size * key.cell.depth
-        )
+        of_phase = [key for key in groups if key.phase == phase]
+        keys = sorted(of_phase, key=lambda key: key.cell.batch_size * key.cell.depth)
         for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
             step_s, own_s = groups[key][0].step_s, run.by_key()[key].latency_s
             starts.append(len(rows))
@@ -255,18 +238,13 @@ def activity_lines(run: Run) -> list[str]:
             f"{item.key.name}: {item.kernels} {what}{of_median}, one of them running {percent(item.busy_share)} of the"
             f" time; {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
         )
-    lines += [
-        f"longest in {item.key.name}: "
-        + ", ".join(f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest)
-        for item in document.activity
-        if item.longest
-    ]
+    for item in document.activity:
+        kernels = [f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest]
+        lines += [f"longest in {item.key.name}: {', '.join(kernels)}"] if kernels else []
     lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
-    lines += [
-        f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"
-        for name, skips in document.engine.graph_skips.items()
-        if skips
-    ]
+    for name, skips in document.engine.graph_skips.items():
+        pieces = several(skips, "compiled piece runs", "compiled pieces run")
+        lines += [f"{name}: {pieces} without a CUDA graph"] if skips else []
     if lines and on_cuda:
         command = f"{document.command} --breakdown"
         lines.append(f"with NVTX ranges per group: nsys profile --trace=cuda,nvtx -o step {command}")

@@ -20,12 +20,10 @@ from profiler.report.blocks import (
 from profiler.report.columns import columns_with_values
 from profiler.report.html import html_page
 from profiler.report.sections import run_sections
-from profiler.report.time_breakdown import breakdown_bars, shares_table
+from profiler.report.time_breakdown import MOST_BARS_A_PHASE, breakdown_bars, shares_table
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 from profiler.units import markdown_text, utc_minute
-
-_MOST_BARS_A_PHASE = 8
 
 Guard = Callable[[str], AbstractContextManager[object]]
 """Returns the context in which a named file is written; the context may tolerate failures."""
@@ -63,7 +61,6 @@ def markdown_report(run: Run) -> str:
 
 @singledispatch
 def _render_block(block: Block) -> list[str]:
-    """Return one block as lines of Markdown. Raises TypeError for a kind that Markdown does not know."""
     raise TypeError(f"Markdown renders no {type(block).__name__}")
 
 
@@ -104,8 +101,7 @@ def _(block: CellsTable) -> list[str]:
 
 @_render_block.register
 def _(block: BreakdownChart) -> list[str]:
-    """The terms of each cell in words."""
-    return _render_block(shares_table(breakdown_bars(block.run.measured, _MOST_BARS_A_PHASE)))
+    return _render_block(shares_table(breakdown_bars(block.run.measured, MOST_BARS_A_PHASE)))
 
 
 @_render_block.register

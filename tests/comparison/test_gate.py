@@ -21,7 +21,7 @@ from profiler.comparison.documents import gate_document
 from profiler.comparison.gate import Gate, gate
 from profiler.comparison.gate_formats import budget_words, gate_github, gate_junit, gate_line, gate_rows
 from profiler.errors import RequestError
-from profiler.json_document import json_text
+from profiler.json_document import dumped, json_text
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference"
@@ -77,7 +77,7 @@ def test_at_the_threshold_itself_no_budget_decides() -> None:
     assert math.isinf(found.more_s)
     assert "no budget helps" in budget_words(found)
     assert "drifted" not in budget_words(found)
-    assert json.loads(json_text(gate_document(found)))["more_s"] is None
+    assert json.loads(json_text(dumped(gate_document(found))))["more_s"] is None
 
 
 def test_no_format_decides_sides_that_are_not_comparable() -> None:
@@ -89,7 +89,7 @@ def test_no_format_decides_sides_that_are_not_comparable() -> None:
     suite = ElementTree.fromstring(gate_junit(found))[0]
     assert (suite.attrib["tests"], suite.attrib["failures"], suite.attrib["errors"]) == ("1", "0", "1")
     assert gate_github(found).count("::error") == 1
-    document = json.loads(json_text(gate_document(found)))
+    document = json.loads(json_text(dumped(gate_document(found))))
     assert document["phases"] == document["cells"] == []
 
 
@@ -117,7 +117,7 @@ def test_thresholds_by_phase() -> None:
 @pytest.mark.parametrize("changes", [[0.0, 0.0, 0.0, 0.0], [0.05] * 4, [0.02, 0.04, 0.02, 0.04]])
 def test_every_format_says_the_same(changes: list[float]) -> None:
     found = gated(changes)
-    document = json.loads(json_text(gate_document(found)))
+    document = json.loads(json_text(dumped(gate_document(found))))
     suite = ElementTree.fromstring(gate_junit(found))[0]
     failures = [case for case in suite if case.find("failure") is not None]
     level = gate_github(found).split(" ")[0]

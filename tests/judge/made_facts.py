@@ -35,6 +35,12 @@ def pairs(text: str) -> dict[str, Any]:
     return {name: value if value[0].isalpha() else float(value) for name, value in found.items()}
 
 
+def timed_step(flops: float, nbytes: float, low_s: float, high_s: float, **fields: Any) -> Timed:
+    """A decode step with this work and this interval of its time."""
+    work = OperatorWork("all", "mlp", 1, "float16", flops, nbytes, 0.0, 0.0)
+    return Timed(KEY, [work], "ok", time=Estimate((low_s + high_s) / 2, low_s, high_s, 9), **fields)
+
+
 def judged(
     key: CellKey, parts: TimeBreakdown, verdict: Verdict, *operators: OperatorWork, grade: Noise = "quiet",
     repetitions: Sequence[Repetition] = (), ceilings: StepCeilings = CEILINGS, tried: tuple[TrialResult, ...] = (),
@@ -43,8 +49,8 @@ def judged(
     """A step with these terms and this verdict, under ceilings of 1 TB/s and 100 TFLOP/s."""
     time_s, noise = Estimate(*(parts.latency_s,) * 3, 9), NoiseReport(grade, ())
     timed = Timed(key, operators, "ok", key.tokens, time_s, repetitions=repetitions, noise=noise)
-    measurement = Measurement(parts, 1e9, 1e9, 100e12, ceilings, parts.latency_s, parts.latency_s)
-    return Judged(BrokenDown(timed, measurement, 100e12, **of_step), verdict, None, tried, engines, changes)
+    measurement = Measurement(parts, timed, 100e12, ceilings)
+    return Judged(BrokenDown(measurement, 100e12, **of_step), verdict, None, tried, engines, changes)
 
 
 def model(**parts: Any) -> ModelFacts:

@@ -7,10 +7,13 @@ import csv
 from pathlib import Path
 
 import pytest
+from made_facts import timed_step
 
 from profiler.facts.overhead import Overhead
+from profiler.facts.telemetry import ActiveShares
 from profiler.judge.breakdown import Demand, StepCeilings, break_down, with_engine
 from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
+from profiler.stats import NoiseReport
 
 W, P = 1e12, 100e12
 CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().splitlines()))
@@ -46,22 +49,17 @@ def verdict(case: dict[str, str]) -> Verdict:
     ceilings = StepCeilings(W, overhead, overlaps, fetch_s=ms["link_ms"])
     latency_s, width = ms["latency_ms"], float(case["half_width"])
     parts = break_down(latency_s, demands, ms["redundant_ms"], ceilings)
-    return judge_cell(
-        Measurement(
-            split=with_engine(parts) if owns else parts,
-            model_flops=times["compute"] * P,
-            model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
-            compute_flops_per_s=flops_per_s,
-            ceilings=ceilings,
-            latency_low_s=latency_s * (1 - width),
-            latency_high_s=latency_s * (1 + width),
-            noise=case["noise"],
-            graph_step_s=ms.get("graph_ms"),
-            clock_share=clock_share,
-            sm_active=float(case["sm_active"]) if case["sm_active"] else None,
-            offloaded=ms["link_ms"] > 0,
-        )
+    cell = timed_step(
+        times["compute"] * P,
+        (times["weights"] + times["kv"]) * W or 1.0,
+        latency_s * (1 - width),
+        latency_s * (1 + width),
+        noise=NoiseReport(case["noise"], ()),  # type: ignore[arg-type]
+        clock_share=clock_share,
+        activity=ActiveShares(float(case["sm_active"]) if case["sm_active"] else None, None),
     )
+    split, graph_step_s, offloaded = with_engine(parts) if owns else parts, ms.get("graph_ms"), ms["link_ms"] > 0
+    return judge_cell(Measurement(split, cell, flops_per_s, ceilings, graph_step_s=graph_step_s, offloaded=offloaded))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_facts import timed_step
 
 from profiler.facts.overhead import Overhead
+from profiler.facts.telemetry import POWER_CAP
 from profiler.judge.breakdown import TERMS, Demand, StepCeilings, break_down
 from profiler.judge.regimes import LIMITS, Bound, Measurement, Regime, Verdict, judge_cell
 from profiler.report.glossary import GLOSSARY
@@ -25,8 +27,8 @@ def verdict(
     overhead = None if overhead_s is None else Overhead(overhead_s * scale, 0.0)
     ceilings = StepCeilings(bytes_per_s / scale, overhead, overlaps)
     split = break_down(latency_s * scale, [operator], 0.0, ceilings)
-    ends_s = (latency_s * scale * 0.995, latency_s * scale * 1.005)
-    return judge_cell(Measurement(split, flops, weight_bytes, flops_per_s / scale, ceilings, *ends_s))
+    cell = timed_step(flops, weight_bytes, latency_s * scale * 0.995, latency_s * scale * 1.005)
+    return judge_cell(Measurement(split, cell, flops_per_s / scale, ceilings))
 
 
 def test_a_step_that_overhead_fills_has_no_time_of_the_device_to_share() -> None:
@@ -47,7 +49,8 @@ def test_a_device_that_waited_for_its_host_at_the_start_of_a_prefill_works_on() 
         )
         split = break_down(40e-3, [operator], 0.0, ceilings)
         assert (split.overhead_s, split.unexplained_s) == (pytest.approx(10e-3), pytest.approx(0.0, abs=1e-9))
-        assert judge_cell(Measurement(split, 1e9, 3e10, 1e14, ceilings, 39.9e-3, 40.1e-3)).regime == regime
+        cell = timed_step(1e9, 3e10, 39.9e-3, 40.1e-3)
+        assert judge_cell(Measurement(split, cell, 1e14, ceilings)).regime == regime
 
 
 @given(
@@ -62,21 +65,17 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     assert one.regime == other.regime
 
 
-def hosted_case(issue_s: float | None = None, **fields: object) -> Verdict:
+def hosted_case(issue_s: float | None = None, depth_side: str = "", **of_cell: Any) -> Verdict:
     """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
     ceilings = StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
     parts = break_down(10e-3, [operator], 0.0, ceilings)
-    return judge_cell(
-        Measurement(
-            parts, 1e9, 6e9, 680e12, replace(ceilings, issue_s=issue_s), 9.95e-3, 10.05e-3,
-            **fields,  # type: ignore[arg-type]
-        )
-    )  # fmt: skip
+    cell = timed_step(1e9, 6e9, 9.95e-3, 10.05e-3, **of_cell)
+    return judge_cell(Measurement(parts, cell, 680e12, replace(ceilings, issue_s=issue_s), depth_side=depth_side))
 
 
 def test_a_power_cap_is_flagged() -> None:
-    assert "power-capped" in hosted_case(power_capped=True).flags
+    assert "power-capped" in hosted_case(slowed=(POWER_CAP,)).flags
 
 
 def test_an_idle_host_contradicts_overhead() -> None:
@@ -100,9 +99,8 @@ def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float,
     """A flat doubling and a graph that saves nothing agree with a memory-bound step."""
     ceilings = StepCeilings(1e12, Overhead(1e-4, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
-    bare = Measurement(
-        break_down(1e-2, [operator], 0.0, ceilings), 1e9, share * 1e10, 1e14, ceilings, 0.995e-2, 1.005e-2
-    )
+    cell = timed_step(1e9, share * 1e10, 0.995e-2, 1.005e-2)
+    bare = Measurement(break_down(1e-2, [operator], 0.0, ceilings), cell, 1e14, ceilings)
     more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
     assert RANK[judge_cell(more).confidence] >= RANK[judge_cell(bare).confidence]
     against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")

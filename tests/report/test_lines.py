@@ -17,7 +17,7 @@ from profiler.judge.cells import row_of
 from profiler.judge.keyed import columns_of
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import Doubling, DoublingTest
-from profiler.report.cells import batch_lines, noise_lines
+from profiler.report.cells import batch_lines
 from profiler.report.changes import changes, engines, linears, no_claim_lines
 from profiler.report.glossary import explanation
 from profiler.report.selection import half_width
@@ -66,21 +66,6 @@ def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: 
     run = with_document(run, engine=replace(run.document.engine, differences=(item,)))
     assert no_claim_lines(run) == ([line] if line else [])
     assert engines(run).blocks[0].rows == ([["decode 2 x 64", "static", *row, ""]] if row else [])
-
-
-def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> None:
-    keys = [key("decode", batch) for batch in (1, 2, 4, 8)]
-    reasons = [
-        ("time known to within 9.5 %", DRIFT), ("time known to within 2.6 %", DRIFT),
-        ("time known to within 10.1 %", "only 4 samples", DRIFT), (DRIFT,),
-    ]  # fmt: skip
-    items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
-    run = with_document(old_run(), evidence=items)
-    assert noise_lines(run) == [
-        f"4 of 4 cells: {DRIFT}",
-        "3 of 4 cells: time known to within 2.6 to 10.1 %",
-        "1 of 4 cells: only 4 samples",
-    ]
 
 
 def test_the_interval_of_one_repetition_or_of_a_forecast_is_not_that_of_a_measured_time() -> None:

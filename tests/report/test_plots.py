@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
-from profiler.report.plots import PLOTS, draw, save
+from profiler.report.plots import PLOTS, draw, save_figure
 from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
@@ -27,7 +27,7 @@ H100 = read_run(REFERENCE / "mistral-7b-h100")
 @pytest.mark.parametrize("name", slow_except(("roofline", "map"), PLOTS))
 def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.png"
-    save([H100], name, path)
+    save_figure(draw([H100], name), path)
     pixels = matplotlib.image.imread(path)[:, :, :3]
     assert pixels.shape[1] > 900
     dark = (pixels < 0.5).any(axis=2)

@@ -17,16 +17,20 @@ from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
+from profiler.facts.operators import OperatorWork
 from profiler.facts.overhead import Overhead
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
+from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import Demand, StepCeilings, break_down
+from profiler.judge.cell_stages import Timed
 from profiler.judge.judge_run import judge_run
 from profiler.judge.regimes import Measurement, judge_cell
 from profiler.judge.warnings import health_warnings
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.warnings import busy_words, device_warnings
+from profiler.stats import Estimate
 
 EFFORT = replace(
     effort.Effort(),
@@ -210,7 +214,9 @@ def test_a_ceiling_that_was_not_measured_gives_no_high_confidence() -> None:
     def confidence(measured: bool) -> str | None:
         ceilings = StepCeilings(1e9, Overhead(1e-3, 1e-3), overlaps=True, measured=measured)
         split = break_down(1.0, [Demand("read", "other", 1.0, 0.98e9, 0.0, 1e12, 0.98)], 0.0, ceilings)
-        return judge_cell(Measurement(split, 1.0, 0.98e9, 1e12, ceilings, 0.999, 1.001)).confidence
+        work = OperatorWork("read", "other", 1, "float32", 1.0, 0.98e9, 0.0, 0.0)
+        cell = Timed(CellKey("decode", Cell(1, 64, 8)), [work], "ok", time=Estimate(1.0, 0.999, 1.001, 9))
+        return judge_cell(Measurement(split, cell, 1e12, ceilings)).confidence
 
     assert (confidence(True), confidence(False)) == ("high", "medium")
 

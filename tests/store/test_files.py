@@ -39,7 +39,7 @@ from profiler.errors import RequestError, RunError
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid, parse_values
-from profiler.json_document import json_text
+from profiler.json_document import dumped, json_text
 from profiler.loading.prompts import Prompts
 from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.sweep import RepetitionContext, sweep
@@ -319,7 +319,7 @@ def used(file: Path) -> None:
     rows = [placed(figure.with_shape(Shape()), (1e-3, 1e-3, None), "yes", True) for figure in result_file.figures]
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
-    json_text(comparison_document(compare_sides(side, side)))
+    json_text(dumped(comparison_document(compare_sides(side, side))))
 
 
 def test_cells_of_another_run(tmp_path: Path) -> None:

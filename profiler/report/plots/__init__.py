@@ -49,11 +49,6 @@ def draw(runs: Sequence[Run], name: str, width_in: float = MOST_WIDTH_IN) -> Fig
         return PLOTS[name](*runs)
 
 
-def save(runs: Sequence[Run], name: str, path: Path) -> None:
-    """Draw a picture and save it. Raises the errors of `draw` and `save_figure`."""
-    save_figure(draw(runs, name), path)
-
-
 def check_gpus(grid: GridCount, name: str, requested: str, add: str) -> None:
     """Raise RequestError for the roofline of a counted grid without a GPU; `kv` needs none.
 

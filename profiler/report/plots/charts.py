@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -17,16 +16,7 @@ from profiler.errors import RequestError
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
-from profiler.report.plots.style import (
-    REGIME_COLOR,
-    WIDTH_IN,
-    depth_column,
-    depth_label,
-    log_axes,
-    panel_grid,
-    phases_of,
-    title,
-)
+from profiler.report.plots.style import REGIME_COLOR, WIDTH_IN, depth_column, log_axes, panel_grid, phases_of, title
 from profiler.report.selection import (
     MOST_SIZES,
     evidence_of,
@@ -37,11 +27,10 @@ from profiler.report.selection import (
     selected_cells,
     spanning,
 )
-from profiler.report.time_breakdown import breakdown_bars, terms_of
+from profiler.report.time_breakdown import MOST_BARS_A_PHASE, breakdown_bars, terms_of
 from profiler.store.folder import Run, cells_frame
 from profiler.units import scaled, significant
 
-_MOST_BARS_A_PHASE = 8
 _TIMES = ["latency_low_s", "latency_s", "latency_high_s"]
 
 
@@ -75,7 +64,6 @@ def throughput(*runs: Run) -> Figure:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return a name per run: its precision, its device if the runs have several, and its folder if names are equal."""
     several = len({run.document.device.name for run in runs}) > 1
     names = [run.model.precision + (f" on {run.document.device.name}" if several else "") for run in runs]
     folders = [f" ({run.folder.name})" if names.count(name) > 1 else "" for run, name in zip(runs, names, strict=True)]
@@ -83,7 +71,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
-    """Draw `figure` against the batch: the median of a batch's rows, and a band from the least to the largest."""
     cells = cells.reset_index(drop=True)
     hue = {"hue": "line", "style": "line", "markers": True, "legend": "auto" if legend else False}
     sns.lineplot(cells, x="batch_size", y="figure", estimator="median", errorbar=("pi", 100), ax=axes, **hue)
@@ -104,16 +91,12 @@ def doubling(run: Run) -> Figure:
         raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
     figure, panels = panel_grid(len(chosen), 5.8, 4.6, title(run))
     for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
-        slopes = [
-            (f"{item.smaller} to {item.larger}", name, value)
-            for item in test.doublings
-            for name, values in (
-                ("measured, with its interval", (item.low, item.slope, item.high)),
-                ("if bytes set the time", (item.bytes_slope,)),
-                ("if FLOPs set the time", (item.flops_slope,)),
-            )
-            for value in values
-        ]
+        slopes = []
+        for item in test.doublings:
+            sizes = f"{item.smaller} to {item.larger}"
+            slopes += [(sizes, "measured, with its interval", slope) for slope in (item.low, item.slope, item.high)]
+            slopes.append((sizes, "if bytes set the time", item.bytes_slope))
+            slopes.append((sizes, "if FLOPs set the time", item.flops_slope))
         frame = pd.DataFrame(slopes, columns=["batch", "slope", "value"])
         lines = {"hue": "slope", "style": "slope", "markers": True, "palette": ["black", "#56B4E9", "#E69F00"]}
         lines["legend"] = axes is panels[0] and "auto"
@@ -132,7 +115,7 @@ def memory(run: Run) -> Figure:
     """
     evidence = evidence_of(run)
     sizes: list[tuple[str, str, int | None]] = []
-    for cell in spanning(of_first_engine(run), _MOST_BARS_A_PHASE):
+    for cell in spanning(of_first_engine(run), MOST_BARS_A_PHASE):
         if cell.key in evidence:
             sizes.append((cell.key.name, "counted", evidence[cell.key].predicted_peak_memory_bytes))
             if run.document.device.kind != "cpu":
@@ -176,7 +159,8 @@ def regime_map(run: Run) -> Figure:
         text = {"annot": texts.fillna(""), "fmt": "", "annot_kws": {"size": 9, "color": "#111111"}}
         sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
         axes.tick_params(axis="y", rotation=0)
-        axes.set_xlabel(depth_label(phase) + of_all(len(depths), mine[depth].nunique()))
+        tokens = "prompt tokens" if phase == "prefill" else "cached tokens"
+        axes.set_xlabel(tokens + of_all(len(depths), mine[depth].nunique()))
         axes.set_ylabel("batch" + of_all(len(batches), mine["batch_size"].nunique()))
         axes.set_title(phase, fontsize=11)
     return figure
@@ -219,11 +203,7 @@ def waterfall(run: Run) -> Figure:
     with_engines = len({cell.engine for cell in run.measured}) > 1
     if with_engines:
         smallest = cells[0].key
-        cells = [
-            cell
-            for cell in run.measured
-            if replace(cell.key, cell=replace(cell.key.cell, engine=smallest.cell.engine)) == smallest
-        ]
+        cells = [cell for cell in run.measured if cell.key.on(smallest.cell.engine) == smallest]
     figure, row = panel_grid(len(cells), 3.4, 4.2, f"{title(run)}: term by term")
     for axes, cell in zip(row, cells, strict=True):
         seconds = {name: getattr(cell, name) for name in TERMS}

@@ -35,8 +35,6 @@ _GROUP_COLORS = {
 }
 _LARGEST_AREA = 2400.0
 """Points squared of a group that takes the whole step."""
-
-
 _STROKES: dict[CeilingKind, tuple[str, float, tuple[Dashes, ...]]] = {
     "measured": (INK, 2.0, ("-",)),
     "other": (INK, 1.2, (":", (0, (1, 4)), (0, (3, 3)))),
@@ -112,7 +110,6 @@ def draw_ridge(axes: Axes, ceiling: CeilingLine) -> None:
 
 
 def _draw_points(axes: Axes, points: Sequence[CellResult]) -> None:
-    """Draw cells in the marker of their phase. A line joins those of one phase, depth and engine."""
     series: dict[tuple[Phase, str, int], list[CellResult]] = {}
     for number, point in enumerate(points):
         look, cell = PHASE_STYLE[point.key.phase], point.key.cell
@@ -126,14 +123,12 @@ def _draw_points(axes: Axes, points: Sequence[CellResult]) -> None:
 
 
 def _covered(axes: Axes, cell: CellResult, *, with_arrow: bool) -> Bbox:
-    """Return what a point covers in pixels, with the arrow to its ceiling."""
     top = cell.flops_per_s / (cell.attained if with_arrow and cell.attained < 1 else 1)
     (x, y0), (_, y1) = axes.transData.transform([(cell.intensity, cell.flops_per_s), (cell.intensity, top)])
     return Bbox.from_extents(x - 5, y0 - 5, x + 5, y1 + 5)
 
 
 def _draw_arrow(axes: Axes, cell: CellResult) -> None:
-    """Draw an arrow from a point to the ceiling of its operators, and write the share of it that it reaches."""
     if cell.attained < 1:
         x, y = cell.intensity, cell.flops_per_s
         style: Any = {"arrowstyle": "->", "color": PHASE_STYLE[cell.key.phase].color, "shrinkA": 4, "shrinkB": 0}

@@ -45,8 +45,6 @@ REGIME_COLOR: dict[str, str] = {
     "mixed": "#F0E442",
     "inconclusive": "#999999",
 }
-
-
 MOST_WIDTH_IN = 15.0
 WIDTH_IN = ContextVar("WIDTH_IN", default=MOST_WIDTH_IN)
 """The width in inches that pictures fit into."""
@@ -76,11 +74,6 @@ def font_families(installed: Collection[str]) -> list[str]:
 def depth_column(phase: Phase) -> str:
     """Return the name of the column with a cell's depth."""
     return "prompt_len" if phase == "prefill" else "context_len"
-
-
-def depth_label(phase: Phase) -> str:
-    """Return the axis label of a cell's depth."""
-    return "prompt tokens" if phase == "prefill" else "cached tokens"
 
 
 def phases_of(cells: pd.DataFrame) -> list[Phase]:

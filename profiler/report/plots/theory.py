@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
-from profiler.report.plots.style import (
-    PHASE_STYLE,
-    Dashes,
-    log_axes,
-    log_ticks,
-    panel_grid,
-    phases_of,
-)
+from profiler.report.plots.style import PHASE_STYLE, Dashes, log_axes, log_ticks, panel_grid, phases_of
 from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
@@ -50,7 +43,6 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
 
 
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> list[tuple[float, float, str]]:
-    """Draw a panel, and return the slowest and the fastest point of each phase with their names."""
     ceilings, points = gpu.ceilings, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
     own = CeilingLine("measured", grid.dtype, ceilings.bytes_per_s, ceilings.peak(grid.dtype, grid.dtype))
     frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *ceilings.flops_per_s.values()], "speed at most")
@@ -90,15 +82,13 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
 
 
 def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
-    """The points of a grid as a frame, with further columns."""
     names = ("batch_size", "prompt_len", "context_len", "depth", "intensity")
     columns = {name: getattr(grid, name) for name in names}
     return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
 
 
 def theory_kv(grid: GridCount) -> Figure:
-    """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its free
-    memory."""
+    """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU."""
     figure, panels = panel_grid(max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
@@ -112,8 +102,7 @@ def theory_kv(grid: GridCount) -> Figure:
 
 
 def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: int = 0) -> None:
-    """Draw what steps need. A line's name outside the limits would move the picture, so they include the free
-    memory."""
+    """Draw what steps need. A name outside the limits would move the picture, so they include the free memory."""
     points = _points(grid, needs_bytes=needs_bytes)
     phase = phases_of(points)[-1]
     points = points[points["phase"] == phase]
@@ -129,7 +118,6 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
 
 
 def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
-    """Name a horizontal line beyond its right end, where no other line runs, above or below it."""
     axes.annotate(name, (1.01, nbytes), xycoords=("axes fraction", "data"), va=va, color=color)
 
 
@@ -138,8 +126,5 @@ def _title(grid: GridCount) -> str:
     return f"{grid.model}, {grid.dtype}{quant}: counted, not measured"
 
 
-THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
-    "roofline": theory_roofline,
-    "kv": theory_kv,
-}
+THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {"roofline": theory_roofline, "kv": theory_kv}
 """Pictures of `count --plot`."""

@@ -17,10 +17,14 @@ from profiler.device.clock import no_gc, time_calls
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
 from profiler.facts.ceilings import Ceilings
+from profiler.facts.operators import OperatorWork
 from profiler.facts.overhead import Overhead
+from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERM_NAMES, Demand, StepCeilings, TimeBreakdown, break_down
+from profiler.judge.cell_stages import Timed
 from profiler.judge.regimes import DOMINANCE, Measurement, judge_cell
 from profiler.roofs.bandwidth import disk_fetch
+from profiler.stats import Estimate
 
 Call = Callable[[], object]
 UNKNOWN = "inconclusive"
@@ -235,8 +239,10 @@ def judge(
     overhead = Overhead(overhead_model_s, min(sum(of_parts[1::3]), overhead_model_s))
     step_ceilings = StepCeilings(memory_per_s, overhead, machine.info.hides_overhead, fetch_s=fetch_s)
     split = break_down(whole_s, demands, 0.0, step_ceilings)
-    work = sum(part.flops for part in kernel.parts), sum(part.nbytes for part in kernel.parts)
-    verdict = judge_cell(Measurement(split, *work, compute_per_s, step_ceilings, whole_s, whole_s))
+    key = CellKey("decode", Cell(1, 1, 1))
+    work = [OperatorWork("", "other", 1, "float32", part.flops, part.nbytes, 0.0, 0.0) for part in kernel.parts]
+    cell = Timed(key, work, "ok", time=Estimate(whole_s, whole_s, whole_s, 1))
+    verdict = judge_cell(Measurement(split, cell, compute_per_s, step_ceilings))
     if split.attained > _ABOVE_CEILING:
         return UNKNOWN, split
     if verdict.regime != "slow-kernels":
