@@ -121,7 +121,7 @@ def shared_sentences(comparison: Comparison) -> list[str]:
             word = "slower" if shift.ratio > 1 else "faster"
             by = f"{percent(abs(shift.ratio - 1))} {word}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
-            source = "drift probe" if shift.told_by == "sentinel" else "roofs"
+            source = "probe" if shift.told_by == "sentinel" else "ceilings"
             ceilings = f" ({percent(abs(roof_ratio - 1))} by its ceiling)" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
             effect = "changes exclude this, times include it" if divided else "changes and times include it"

@@ -286,7 +286,7 @@ LIMITS: dict[Bound, Limit] = {
         ),
         Limit(
             "overhead-bound",
-            "overhead that the device does not hide (overhead model) / step",
+            "overhead that the device does not hide / step",
             OVERHEAD_SHARE,
             lambda s: s.overhead,
             ("overhead_s",),

@@ -109,7 +109,7 @@ def ceilings_section(
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
     lines = [f"repeated reads: {curve}"]
     if ceilings.host is not None:
-        lines.append(f"a step of the standard overhead model takes this host {duration(ceilings.host.step_s)}")
+        lines.append(f"launching a standard step takes this host {duration(ceilings.host.step_s)}")
     head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
     return Section("", [Lines(head), ceilings_table(ceilings, datasheet_per_s), Lines(lines)])
 
