@@ -259,10 +259,11 @@ def test_its_links_have_targets_and_its_commands_and_options_exist(page: Path) -
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS, *ROOT.glob("tests/*/README.md")], ids=str
 )
-def test_the_files_and_tests_that_it_names_exist(page: Path) -> None:
-    for name, test in _NAMED.findall(page.read_text()):
+def test_the_files_and_what_it_names_in_them_exist(page: Path) -> None:
+    for name, word in _NAMED.findall(page.read_text()):
         assert (ROOT / name).exists(), name
-        assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name}::{test}"
+        defined = rf"^ *(?:def |class |){word}\b"
+        assert not word or re.search(defined, (ROOT / name).read_text(), re.MULTILINE), f"{name}::{word}"
 
 
 def test_a_model_that_the_hub_does_not_provide_is_refused_as_troubleshooting_says(
