@@ -100,7 +100,7 @@ def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hi
     else:
         page = Section("", [Lines([f"next: open {folder}/why.html"] if folder else [])])
         console = screen(plain=output.plain, stream=sys.stderr)
-        print_sections([*why_sections(found), page], console, output.most_lines)
+        print_sections([*why_sections(found), page], console, output.most_lines, f"open {folder}/why.html")
     for hint in hints:
         print(hint, file=sys.stderr)
 

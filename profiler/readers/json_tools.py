@@ -91,7 +91,7 @@ _DP = "server_info.dp_size | data_parallel_size | data-parallel-size | dp"
 _PP = "server_info.pp_size | pipeline_parallel_size | pipeline-parallel-size | pp"
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
 _SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
-_BETWEEN = "it has no time per output token, so that between arrivals stands for it."
+_BETWEEN = "it has no time per output token, so the time between arrivals is used."
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 

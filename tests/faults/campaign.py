@@ -233,7 +233,7 @@ class Seam:
                 with contextlib.suppress(ImportError, ValueError):  # a library that is missing, an event of the GPU
                     stack.enter_context(mock.patch(api, self._wrapped(api, pkgutil.resolve_name(api))))
             stack.enter_context(mock.patch.object(Stages, "begin", begun))
-            stack.enter_context(mock.patch.object(sweep, "visit", timed))
+            stack.enter_context(mock.patch.object(sweep, "repetition", timed))
             yield
 
 

@@ -336,7 +336,7 @@ def test_times_between_tokens_stand_for_those_per_token(tmp_path: Path) -> None:
     """Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time."""
     report = re.sub(r"-----Time per Output(.*\n){4}", "", (FILES / "sglang-serving.txt").read_text())
     file = read(report, tmp_path / "f")
-    assert "between arrivals stands for it" in file.remarks[0]
+    assert "the time between arrivals is used" in file.remarks[0]
     decode = file.figures[1]
     assert (decode.shape.batch_size, decode.tokens.given) == (1, 2.46)
     assert decode.time.value == pytest.approx(2.46 * 7.64e-3)
