@@ -63,7 +63,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function that sets whether bitsandbytes sees AVX512-BF16, for which it repacks 4-bit weights.
 
-    It skips the test where this CPU lacks the instructions of the requested answer.
+    It skips the test where this CPU lacks the instructions for that answer.
     """
     from bitsandbytes.nn import modules
 

@@ -166,7 +166,7 @@ RUN = "runs/reference/smollm2-135m-zen4"
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 """The module of a package that has another name."""
 NOT_IMPORTED = {"pyarrow": "pandas needs it for Parquet"}
-"""Declared packages that the matmul does not import, with the reason."""
+"""Declared packages that the product does not import, with the reason."""
 BUILT_ON = {"torch", "transformers", "accelerate", "bitsandbytes", "nvidia-ml-py", "pandas", "seaborn"}
 """The packages on which roofscope is to be built."""
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

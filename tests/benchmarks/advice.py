@@ -108,10 +108,10 @@ def real_savings(folder: Path, run: Run, line: str, shape: Shape, turns: int) ->
     if model.quant != "none" and "quantization_config" not in line:
         here = Circumstances(on_gpu=device.kind == "cuda", dtype=model.dtype)
         base += f", {format_change(model.quant, model.compute_dtype, here).loading}"
-    requested = [threads, shape.batch_size, shape.prompt_len, 16]
+    settings = [threads, shape.batch_size, shape.prompt_len, 16]
     with ExitStack() as stack:
         plain, changed = (
-            stack.enter_context(worker([str(folder), base, model.dtype, each, *requested])) for each in ("", line)
+            stack.enter_context(worker([str(folder), base, model.dtype, each, *settings])) for each in ("", line)
         )
         calls = [(called(plain), called(changed)) for _ in range(turns + 1)][1:]
     prefill, step = ([before[at] - after[at] for before, after in calls] for at in (0, 1))
@@ -119,14 +119,14 @@ def real_savings(folder: Path, run: Run, line: str, shape: Shape, turns: int) ->
 
 
 @contextmanager
-def worker(requested: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WORKER, json.dumps(requested)]
+def worker(settings: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WORKER, json.dumps(settings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"the process of {requested[3] or 'the model as it is'} ended")
+            raise RuntimeError(f"the process of {settings[3] or 'the model as it is'} ended")
         yield process
         assert process.stdin is not None
         process.stdin.close()
@@ -176,16 +176,16 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--turns", type=int, default=8)
-    requested = parser.parse_args()
-    run = read_run(requested.run)
+    options = parser.parse_args()
+    run = read_run(options.run)
     first = min(run.measured, key=lambda row: (row.phase != "decode", row.batch_size, row.prompt_len))
     wrong, saved = False, dict[str, float]()
     with tempfile.TemporaryDirectory() as parent:
         folder = checkpoint(run, Path(parent))
-        for line, advice in lines_of(run, requested.all).items():
+        for line, advice in lines_of(run, options.all).items():
             shape = Shape(advice.batch_size, advice.prompt_len) if advice else Shape(first.batch_size, first.prompt_len)
             try:
-                prefill, step = real_savings(folder, run, line, shape, requested.turns)
+                prefill, step = real_savings(folder, run, line, shape, options.turns)
             except (RuntimeError, OSError) as error:
                 print(f"| {line} | - | does not run: {error} |", flush=True)
                 continue

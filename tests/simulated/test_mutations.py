@@ -68,7 +68,7 @@ def timed_warm_up() -> Planted:
 
 
 def first_capture_stream() -> Planted:
-    """All captures go to the stream of the first requested card, as in torch without a stream."""
+    """All captures go to the stream of the first card that was used, as in torch without a stream."""
     streams: list[Any] = []
 
     def first(device: Any) -> Any:
@@ -96,7 +96,7 @@ def swallowed_oom() -> Planted:
 
 
 _SLOTS = property(lambda cell: cell.depth + cell.new_tokens + (16 << 10))
-"""Room for more tokens than a cell needs."""
+"""Slots for more tokens than a cell needs."""
 MUTATIONS = {
     "double-count a replay": (doubled_replay, fast_host),
     "forget the link": (partial(_ceilings, fetch_s=0.0), scenarios.test_a_small_card_spills_to_the_host),

@@ -16,7 +16,7 @@ _MODELS = {
     "gpt2": 6, "mixtral-8x7b": 1, "deepseek-v2-lite": 2, "qwen3-30b-a3b": 1, "gpt-oss-20b": 2, "qwen2.5-0.5b": 4,
 }  # fmt: skip
 _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
-"""torch's product by experts accepts no other dtype."""
+"""torch's matmul by experts accepts no other dtype."""
 
 
 def drawn(seed: int) -> tuple[Scenario, Truth]:

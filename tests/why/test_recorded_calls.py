@@ -378,7 +378,7 @@ def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_
 
 
 def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The floor builds an overhead model of the model, whose weights are random."""
+    """The floor builds a narrow copy of the model, whose weights are random."""
     monkeypatch.setattr(
         "profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", 1e9, {"float32": 1e9})
     )
