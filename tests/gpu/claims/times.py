@@ -17,8 +17,7 @@ from profiler.forecast.command import forecast_run
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import RepetitionContext
-from profiler.measure.sweep import repetition, warm_up
+from profiler.measure.sweep import RepetitionContext, repetition, warm_up
 from profiler.store.folder import Run
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, within
