@@ -19,6 +19,12 @@ LINEARS = 3
 IDS = torch.ones(1, 1, dtype=torch.long)
 
 
+@pytest.fixture(autouse=True)
+def units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that multiplies in bfloat16, whatever this one does."""
+    monkeypatch.setattr(weight_changes, "_has_units", lambda _: True)
+
+
 class Decoder(nn.Module):
     """One layer of attention with a cache that grows, and 48 x 32 weights of a table, which autocast leaves alone."""
 
