@@ -20,7 +20,6 @@ from profiler.judge import demand as parts
 from profiler.measure import kernels, sweep
 from profiler.measure.subject import Subject
 
-from . import test_hosts as hosts
 from . import test_memory as memories
 from . import test_scenarios as scenarios
 
@@ -28,8 +27,8 @@ pytestmark = pytest.mark.slow
 
 Planted = contextlib.AbstractContextManager[Any]
 
-fast_host = partial(hosts.test_the_verdict_follows_the_host, "eager", "fast")
-static_cache = partial(hosts.test_the_verdict_follows_the_host, "static", "fast")
+fast_host = partial(scenarios.test_the_verdict_follows_the_host, "eager", "fast")
+static_cache = partial(scenarios.test_the_verdict_follows_the_host, "static", "fast")
 full_card = partial(memories.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused, *memories.FUSED)
 
 
