@@ -55,7 +55,7 @@ MODELS = ("mistral-7b-v0.1", "deepseek-v2-lite", "gpt-oss-20b", "gpt2", "llama-3
 
 @pytest.mark.parametrize("model", slow_except(("mistral-7b-v0.1",), MODELS))
 def test_count_has_the_same_numbers(model: str) -> None:
-    """`count` of a step evaluates each operator with whole numbers; the page has six digits."""
+    """`count` computes each operator of a step with whole numbers; the page has six digits."""
     names = ["T4", "L40S", "H200 SXM"]
     document = explore_document(model, names)
     page, draw = Page(document), random.Random(model)

@@ -1,4 +1,4 @@
-"""The overhead mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
+"""The dispatch mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
 
 The C++ card answers later calls with the same layout.
 """

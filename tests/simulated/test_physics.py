@@ -1,4 +1,4 @@
-"""What a GPU has beside its ceilings, planted: short kernels, power that settles, a host that others use, counters."""
+"""What a GPU has besides its ceilings, planted: short kernels, power that settles, a host that others use, counters."""
 
 from __future__ import annotations
 
