@@ -25,7 +25,7 @@ _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20
 def drawn(seed: int) -> tuple[Scenario, Truth]:
     """Return a model on a card.
 
-    The card has 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, and 2.5 to 40 us per launch.
+    The card has 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, and 2.5 to 40 µs per launch.
     """
     choose = random.Random(seed)
     model, layers = choose.choice(list(_MODELS.items()))
