@@ -18,7 +18,7 @@ Settings = tuple[tuple[str, str], ...]
 _LONGEST_TEXT = 200
 # No time, rate, size or count is outside of these.
 _LEAST, _MOST = 1e-18, 1e15
-SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Units of time that JSON names next to a number."""
 # What names a model, in order of preference.
 _OF_MODEL = ("precision", "model's name", "size", "params", "model_size", "parameters")

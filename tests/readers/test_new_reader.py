@@ -18,8 +18,8 @@ BATCHES = Format(
         batch_size="toy.batch",
         prompt_len="toy.tokens_in",
         new_tokens="toy.tokens_out",
-        times={"prefill": "prompts_ms / prompts", "decode": "step_ms"},
-        unit=1e-3,
+        prefill="prompts_ms / prompts:ms",
+        decode="step_ms:ms",
     ),
     settings={"model's name": "toy.model"},
 )
@@ -30,9 +30,8 @@ LOADS = Format(
         prompt_len="tokens_in / requests",
         new_tokens="tokens_out / requests",
         output_per_s="tokens_out / elapsed_s",
-        to_first="ttft_ms.median | ttft_ms.mean",
-        per_token="tpot_ms.median | tpot_ms.mean",
-        unit=1e-3,
+        to_first="ttft_ms.median:ms | ttft_ms.mean:ms",
+        per_token="tpot_ms.median:ms | tpot_ms.mean:ms",
     ),
 )
 
