@@ -53,6 +53,8 @@ class _Setup:
     file: ForeignFile
     counted: CountedModel
     quant: str
+    calls: Sequence[str]
+    """What the file calls the format of its weights."""
     dtype: str
     """Of the cache, in which quantised linears also return their results."""
     under: CeilingSet
@@ -95,13 +97,14 @@ class _Setup:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
         held, own_bytes, needed_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
         missing_bytes = needed_bytes - _FULLEST * self.room_bytes
-        if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
-            return "perhaps" if missing_bytes > 0 or held.weights_on_host else "yes"
+        if held.weights_on_host or missing_bytes <= 0:
+            return "perhaps" if held.weights_on_host else "yes"
         read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
         fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
-        return "perhaps" if missing_bytes <= max(unread_bytes, fewer_bytes) else "no"
+        is_possible = held.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
+        return "perhaps" if is_possible else "no"
 
 
 def place(
@@ -142,9 +145,8 @@ def place(
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
     calls, form = _quantised_as(file, figures)
-    counted, quant = _counted(
-        source, file, requested, form if any(not each.held.weight_bytes for each in figures) else ""
-    )
+    has_bits = all(figure.held.weight_bytes for figure in figures)
+    counted, quant = _counted(source, file, requested, "" if has_bits else form)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
@@ -153,15 +155,17 @@ def place(
     messages = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
     rank, unknown_link = _rank(source, gpus) if messages else (None, [])
     name = sheet.gpu if sheet else under.device
-    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
+    setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, messages, rank)
     figures = [_completed(setup, figure) for figure in figures]
-    is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
+    # Tools that pack no weights need not say so.
+    floors, is_dense = _floors(setup, figures), not (file.packed_dtype or calls)
     rows = [
         placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure))
-        for figure, floor in zip(figures, _floors(setup, figures), strict=True)
+        for figure, floor in zip(figures, floors, strict=True)
     ]
-    as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != requested)
-    warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *unknown_link, *doubts(rows)]
+    warnings = [*_doubts(setup, devices, figures, rows), *unknown_link, *doubts(rows)]
+    if quant != requested:
+        warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -306,17 +310,17 @@ def _floors(setup: _Setup, figures: Sequence[Figure]) -> list[tuple[float, float
     compute_s, memory_s = (prefills * one + steps * other for one, other in zip(first, each, strict=True))
     link_s: Sequence[float | None] = [None] * len(figures)
     if setup.rank and setup.link:
-        messages_s = (collectives_s(setup.rank, step, ExecutionPath(), setup.link) for step in (prefill, decode))
-        first_s, each_s = messages_s
+        rank, link = setup.rank, setup.link
+        first_s, each_s = (collectives_s(rank, step, ExecutionPath(), link) for step in (prefill, decode))
         link_s = (prefills * first_s + steps * each_s).tolist()
     return list(zip(compute_s.tolist(), memory_s.tolist(), link_s, strict=True))
 
 
 def _doubts(
-    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure], calls: Sequence[str]
+    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure]
 ) -> Iterator[str]:
-    """What is said of a whole file, and whether it names another model, device or format (`calls`), or needs more."""
-    file, counted, gpus, free_bytes = setup.file, setup.counted, setup.gpus, setup.room_bytes
+    """What is said of a whole file, and whether it names another model, device or format, or needs more memory."""
+    file, counted, calls, gpus, free_bytes = setup.file, setup.counted, setup.calls, setup.gpus, setup.room_bytes
     if setup.stages > 1:
         yield (
             f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the ceilings are those of {gpus}, though a"
