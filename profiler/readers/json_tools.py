@@ -160,8 +160,8 @@ def _of_sglang_server(record: Record) -> Record:
 
 def _of_tgi(source: Source) -> list[Record]:
     """The rows of the latencies, whose shape is in the table above. Equal cells below each other are merged."""
-    requested = re.findall(r"\| (?:Model|Sequence Length|Decode Length) +\| (\S+)", source.text)[-3:]
-    shape = dict(zip(("model", "input_len", "output_len"), requested, strict=False))
+    parameters = re.findall(r"\| (?:Model|Sequence Length|Decode Length) +\| (\S+)", source.text)[-3:]
+    shape = dict(zip(("model", "input_len", "output_len"), parameters, strict=False))
     rows: list[dict[str, str]] = [{}]
     for row in source.records:
         rows.append({name: cell or rows[-1].get(name, "") for name, cell in row.items()})
