@@ -1,7 +1,8 @@
 """What a row of the table of formats says: how a kind of file is recognised, and where it has what.
 
 A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of which the first with a value counts, and
-` / ` between two numbers whose ratio it is (`readers/values.py`).
+` / ` between two numbers whose ratio it is (`readers/values.py`). The path of a time may end with its unit, `ttft:ms`.
+A rate ends with `:/s`, in tokens per second.
 """
 
 from __future__ import annotations
