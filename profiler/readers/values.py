@@ -139,8 +139,10 @@ def needed(record: Record, paths: str) -> float:
 
 def whole_at(record: Record, paths: str, least: int = 1) -> int | None:
     """The first value at one of `paths` as an integer; None if all are missing. Raises RequestError if it is none."""
-    value = first_of(record, paths)
-    return None if value is None else whole_of(value, paths.rpartition(".")[2], least)
+    for path in paths.split(" | "):
+        if (value := first_of(record, path)) is not None:
+            return whole_of(value, path.rpartition(".")[2], least)
+    return None
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
