@@ -129,9 +129,11 @@ class Steps:
     """Prompt tokens that were computed."""
     new_tokens: str = "output_len"
     prefill: str = ""
-    """The time of a prefill, and so on: a time or a list of repetitions, whose median is the time."""
+    """The time of a prefill: a number, or a list of repetitions, whose median counts."""
     decode: str = ""
+    """The same of a decode step, or of `loop` steps."""
     generate: str = ""
+    """The same of a whole `generate`."""
     batch_size: str = "batch_size"
     """Empty for one request. Its first token comes with the prompt, so N tokens are N - 1 steps."""
     requests: str = "requests"
@@ -144,10 +146,10 @@ class Steps:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
         is_one, figures = not self.batch_size, []
         paths = (self.prompt_len, "cached", self.new_tokens, "cap", self.requests, "n_gpu_layers")
-        *lengths, layers = (whole_at(record, path, 0 if is_one else 1) for path in paths)
-        shape, bits = Shape(1 if is_one else whole_at(record, self.batch_size), *lengths), number_at(record, "bits")
-        prompt, new = shape.prompt_len, shape.new_tokens
+        prompt, cached, new, cap, requests, layers = (whole_at(record, path, 0 if is_one else 1) for path in paths)
+        batch = 1 if is_one else whole_at(record, self.batch_size)
         loop = new and new - 1 if is_one else whole_at(record, "loop", 0)
+        shape, bits = Shape(batch, prompt, cached, new, cap, requests), number_at(record, "bits")
         held = Held(bits and bits / 8, gpu_layers=layers, weights_on_host=bool(record.get("on_host")))
         times: dict[Covers, str] = {"prefill": self.prefill, "decode": self.decode, "generate": self.generate}
         for covers, time_at in times.items():
@@ -159,7 +161,8 @@ class Steps:
             time_s = replace(time_s, repeats=time_s.repeats or self.repeats, rounding=clock_s or time_s.rounding)
             notes = [*self.notes.get(covers, ()), *(inner(record, f"notes.{covers}") or ())]
             notes += [f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)
-            notes += [f"a mean of few steps: {steps}"] * (is_one and covers == "decode" and steps < _FEW and bool(new))
+            if is_one and covers == "decode" and new and steps < _FEW:
+                notes.append(f"a mean of few steps: {steps}")
             figure = Figure(covers, shape, time_s, held=held, notes=tuple(notes))
             if covers != "prefill":
                 figure = speculated(figure, record.get("acceptance", None if is_one else -1), record.get("verified"))
