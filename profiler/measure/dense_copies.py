@@ -92,7 +92,7 @@ def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: 
 
 @contextlib.contextmanager
 def replaced(linears: Sequence[PackedLinear], copies: Sequence[nn.Linear]) -> Iterator[None]:
-    """A context in which the model computes with `overhead models` in place of its packed linears."""
+    """Context manager in which a model computes with `copies` in place of its packed linears."""
     try:
         for each, copy in zip(linears, copies, strict=True):
             setattr(each.parent, each.name, copy)

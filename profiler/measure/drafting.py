@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from profiler.measure.subject import Subject
 from profiler.patching import patched
 
 NGRAM = "ngram"
-"""The draft that looks the last tokens up in the text so far, and copies what followed them there."""
+"""Drafts that copy what followed the last tokens where the text had them before."""
 _NGRAM_TOKENS = 10
 """Tokens that it copies: the default of transformers' `PromptLookupCandidateGenerator`."""
 _TURNS = 3
@@ -36,7 +36,7 @@ _TURNS = 3
 
 @dataclass(frozen=True)
 class Draft:
-    """The requested drafts, and the prompt on which they are tried."""
+    """The drafts to try, and the prompt for it."""
 
     name: str
     """`ngram`, or the name of a draft model."""
@@ -144,7 +144,17 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
 
     def watched_generator(*args: Any, **named: Any) -> Any:
         generator = generator_of(*args, **named)
-        generator.get_candidates = _watched(generator.get_candidates, machine, answer)
+        candidates_of = generator.get_candidates
+
+        def watched(input_ids: torch.Tensor, *args: Any, **named: Any) -> Any:
+            start_s = machine.now_s()
+            candidates = candidates_of(input_ids, *args, **named)
+            answer.drafting_s.append(machine.now_s() - start_s)
+            answer.lengths.append(input_ids.shape[1])
+            answer.drafted.append(candidates[0].shape[1] - input_ids.shape[1])
+            return candidates
+
+        generator.get_candidates = watched
         return generator
 
     hook = model.register_forward_hook(after_forward)
@@ -165,20 +175,6 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
     answer.later_s = machine.now_s() - ends[0]
     answer.tokens = tokens[0, prompt.shape[1] :].tolist()
     return answer
-
-
-def _watched(candidates_of: Callable[..., Any], machine: Machine, answer: _Answer) -> Callable[..., Any]:
-    """The candidate generator's method, which adds the length, the drafts and the seconds of each call to `answer`."""
-
-    def watched(input_ids: torch.Tensor, *args: Any, **named: Any) -> Any:
-        start_s = machine.now_s()
-        candidates = candidates_of(input_ids, *args, **named)
-        answer.drafting_s.append(machine.now_s() - start_s)
-        answer.lengths.append(input_ids.shape[1])
-        answer.drafted.append(candidates[0].shape[1] - input_ids.shape[1])
-        return candidates
-
-    return watched
 
 
 def draft_floor(

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear, ModelWork
-from profiler.counting.walk import LinearKey, linear_key, linear_modules
+from profiler.counting.walk import linear_key, linear_modules
 from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import Replay, Replays
@@ -50,9 +50,10 @@ Linears = dict[Linear, list[nn.Module]]
 """The linears of a model that can be called by themselves, each with its modules, one per layer."""
 
 
-def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> Linears:
+def replayable_linears(work: ModelWork, model: nn.Module) -> Linears:
     """Return the linears that the walk counted, with their modules."""
-    operators = {linear_key(op): op for op in work.operators if isinstance(op, Linear) and linear_key(op) in modules}
+    modules = linear_modules(model)
+    operators = {linear_key(op): op for op in work.of_kind(Linear) if linear_key(op) in modules}
     return {op: modules[key] for key, op in operators.items()}
 
 
@@ -73,7 +74,7 @@ def replay_kernels(
     is left out. `guard` suppresses the error of a replay that fails, which keeps what it had. Raises DeviceError if the
     device is lost.
     """
-    linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    linears = replayable_linears(subject.work, subject.loaded.module)
     shapes = _keys_by_shape(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
     machine, steps_s = subject.machine, steps_s or {}
     end_s = machine.now_s() + budget_s
@@ -116,7 +117,7 @@ def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings
     A library may change its kernel between two cells. oneDNN's AMX matmuls of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
-    machine, linears = subject.machine, replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    machine, linears = subject.machine, replayable_linears(subject.work, subject.loaded.module)
     shapes = sorted(_keys_by_shape(subject, linears, keys, ceilings).values(), key=lambda users: users[0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
     for index, users in enumerate(shapes):

@@ -40,7 +40,7 @@ _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 @dataclass(frozen=True)
 class RepetitionContext:
-    """What every repetition is measured with."""
+    """What all repetitions of a sweep share."""
 
     machine: Machine
     prompts: Prompts
@@ -61,8 +61,7 @@ def sweep(
     context: RepetitionContext,
     on_progress: Callable[[Progress], None],
 ) -> Iterator[Repetition | Gap]:
-    """Time the cells in the order of a schedule; yield each repetition, and each cell that has no number, as it
-    ends."""
+    """Time the cells in the order of a schedule; yield each repetition, and each cell without a number, as it ends."""
     outcome: Repetition | Gap | None
     for cell in schedule:
         on_progress(schedule.progress(cell))

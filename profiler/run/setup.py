@@ -256,8 +256,8 @@ def steady_pace(prepared: PreparedRun, pace: Pace) -> Pace:
 
     Otherwise the new one is kept. `--fresh` does not use it.
     """
-    requested = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
-    path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *requested)
+    settings = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
+    path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *settings)
     kept: WarmUps = {} if prepared.options.fresh else read_recent(path, _WARM_UPS.validate_json) or {}
     before_s, now_s = ({name: items[0].decode_s for name, items in of.items() if items} for of in (kept, pace.warm_ups))
     same = before_s.keys() == now_s.keys()
