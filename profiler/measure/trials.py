@@ -50,7 +50,7 @@ _SLOWER = 1.5
 _LOADING_SHARES = 4
 """Loading a model takes about as long as the calls of this many changes."""
 _LEAST_PERIODS = 4
-"""Least repetitions of the layers' pattern in a model of fewer layers."""
+"""Least periods of the layers' pattern in a model of fewer layers."""
 _MOST_SHARE = 0.5
 """A model with a larger share of the layers adds no information."""
 _MEMORY_SHARE = 0.3
@@ -309,20 +309,9 @@ class Trials:
 
     def trial(self, work: _Work) -> Iterator[Trial]:
         """Yield the prefill and the decode step of a cell, before and after a change."""
-        change, cell = work.change, work.cell
-        tokens, more_prefills = self._new_tokens(cell), self._more_prefills(cell)
+        change, cell, tokens = work.change, work.cell, self._new_tokens(work.cell)
         plain, other = self.sides(change, work.whole)
-        with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
-            ids = self._ids(cell, change, tokens)
-
-            def calls(side: Side) -> list[Call]:
-                return [side.call(next(ids), tokens), *(side.call(next(ids), 1) for _ in range(more_prefills))]
-
-            if (id(plain.loaded), cell) not in self._warm:
-                plain.call(next(ids), tokens)
-                self._warm.add((id(plain.loaded), cell))
-            first_s = other.call(next(ids), tokens).wall_s
-            pairs = in_turn(partial(calls, plain), partial(calls, other), _is_enough)
+        first_s, pairs = self._calls_in_turn(work, plain, other)
         if len(pairs) < _TURNS:
             self._clearly_slower.add(change.line)
         (first_before, *_), (first_after, *_) = pairs[0]
@@ -334,14 +323,35 @@ class Trials:
         layers = of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
         if not work.whole and self._pattern is not None and self.is_short(change):
             layers = self.layers - (other.first or self._pattern.first)
-        sides = [[call for pair in pairs for call in pair[side]] for side in (0, 1)]
-        prefills = [_together([call.prefill for call in calls], _longer_s(calls, change)) for calls in sides]
-        steps = [_together([call.decode for call in calls]) for calls in sides]
+        prefills, steps = [], []
+        for side in (0, 1):
+            of_side = [call for pair in pairs for call in pair[side]]
+            # A change that prepares something does so in the first steps of each call.
+            longer_s = median(call.longer_s for call in of_side if call.decode.layers_s) if change.preparing_s else 0.0
+            prefills.append(_together([call.prefill for call in of_side], longer_s))
+            steps.append(_together([call.decode for call in of_side]))
         for key, (before, after) in ((CellKey("prefill", cell), prefills), (CellKey("decode", cell), steps)):
             yield Trial(
                 key, change.phrase, layers, of_layers, before, after, change.line, change.id,
                 change.value, once_s, tokens if alike else 0, same,
             )  # fmt: skip
+
+    def _calls_in_turn(
+        self, work: _Work, plain: Side, other: Side
+    ) -> tuple[float, list[tuple[list[Call], list[Call]]]]:
+        """The seconds of the first call with the change, and calls without and with it, each with its prefills."""
+        cell, tokens, more_prefills = work.cell, self._new_tokens(work.cell), self._more_prefills(work.cell)
+        with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
+            ids = self._ids(cell, work.change, tokens)
+
+            def calls(side: Side) -> list[Call]:
+                return [side.call(next(ids), tokens), *(side.call(next(ids), 1) for _ in range(more_prefills))]
+
+            if (id(plain.loaded), cell) not in self._warm:
+                plain.call(next(ids), tokens)
+                self._warm.add((id(plain.loaded), cell))
+            first_s = other.call(next(ids), tokens).wall_s
+            return first_s, in_turn(partial(calls, plain), partial(calls, other), _is_enough)
 
     def _ids(self, cell: Cell, change: Change, tokens: int) -> Iterator[torch.Tensor]:
         """The prompts of successive calls: the cell's own, or for `new_lengths` each beyond all lengths so far."""
@@ -390,11 +400,6 @@ def _is_enough(pairs: Sequence[tuple[list[Call], list[Call]]]) -> bool:
     return len(pairs) == _TURNS or min(both) > _SLOWER
 
 
-def _longer_s(calls: Sequence[Call], change: Change) -> float:
-    """What the first steps of a call take longer, if the change prepares something in them."""
-    return median(call.longer_s for call in calls if call.decode.layers_s) if change.preparing_s else 0.0
-
-
 def _together(samples: Sequence[StepSamples], longer_s: float = 0.0) -> StepSamples:
     """All samples, each with so much more time outside of its layers."""
     return StepSamples(
@@ -426,7 +431,7 @@ def try_changes(
     the largest cell. A change that does not load or run here is left out, after a call of `on_failure` if that is an
     error and not an unsupported request.
     """
-    shop, machine = Trials(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
+    trials, machine = Trials(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
     deadline_s = machine.now_s() + budget_s
     made = list(earlier)
 
@@ -438,7 +443,7 @@ def try_changes(
 
     def run(work: _Work) -> Iterator[Trial | NotTried]:
         try:
-            for trial in shop.trial(work):
+            for trial in trials.trial(work):
                 made.append(trial)
                 yield trial
         finally:
@@ -447,15 +452,15 @@ def try_changes(
 
     def without_time(attempt: Attempt[_Work]) -> Iterator[NotTried]:
         change = attempt.work.change
-        if change.line and attempt.work == _Work(change, shop.cells[0]):
+        if change.line and attempt.work == _Work(change, trials.cells[0]):
             yield NotTried(change.phrase, change.line, change.id, attempt.cost_s)
 
     def tried(queue: Sequence[Attempt[_Work]], kept_s: float = 0.0) -> Iterator[Trial | NotTried]:
         return try_in_order(queue, run, deadline_s - kept_s, machine.now_s, without_time, failed)
 
-    for cell in shop.cells:
-        is_first = cell == shop.cells[0]
-        yield from tried(shop.queue(cell, made), shop.confirming_s(cell) if is_first else 0.0)
-        best = shop.best_of([trial for trial in made if trial.key == CellKey("decode", cell)]) if is_first else None
+    for cell in trials.cells:
+        is_first = cell == trials.cells[0]
+        yield from tried(trials.queue(cell, made), trials.confirming_s(cell) if is_first else 0.0)
+        best = trials.best_of([trial for trial in made if trial.key == CellKey("decode", cell)]) if is_first else None
         if best is not None:
-            yield from tried([shop.attempt(_Work(best, cell, whole=True))])
+            yield from tried([trials.attempt(_Work(best, cell, whole=True))])

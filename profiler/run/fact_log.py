@@ -88,7 +88,7 @@ def open_log(
     write_config(store.folder, config)
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
     log = FactLog(store, subject.machine, document, operators, gathered)
-    peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
+    peaks = tuple(CellPeak(cell, int(subject.need(cell).peak_bytes)) for cell in prepared.grid.cells)
     log.extend([*known, PredictedPeaks(peaks)])
     write_operators(store.folder, log.facts)
     log.judge(prepared.grid.cells)

@@ -162,9 +162,9 @@ def test_what_fails_is_left_out_and_said(mixture: tuple[Subject, Any]) -> None:
 
     loaded = trials.Trials._loaded
 
-    def raising(shop: Any, change: Change | None, config: Any) -> Any:
+    def raising(self: Any, change: Change | None, config: Any) -> Any:
         if change is None:
-            return loaded(shop, change, config)
+            return loaded(self, change, config)
         raise RequestError("no such weights")
 
     with pytest.MonkeyPatch.context() as patch:
