@@ -46,8 +46,7 @@ class StepColumns:
     floor_s: Sequence[int]
     """For each GPU; without a value where the step does not fit."""
     limits: Sequence[str]
-    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` if it does not
-    fit."""
+    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` for no fit."""
 
 
 @dataclass(frozen=True)

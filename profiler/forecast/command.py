@@ -122,8 +122,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
             f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
             " GPU."
         )
-    grid = _requested_grid(basis, request)
-    # New tokens that were not requested make no sequence too long.
+    grid = _grid_of(basis, request)
+    # A default number of new tokens makes no sequence too long.
     check_positions(basis.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
     if phase := too_few(trained, steps):
@@ -132,15 +132,15 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     if not np.isfinite(half_width).all():
         name = grid.keys[int(np.argmax(half_width))].name
         raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
-    forms = _forms(basis, request)
-    factor, off = _factors(basis, forms, steps)
+    changes = _changes(basis, request)
+    factor, off = _factors(basis, changes, steps)
     how = "from the time breakdown of its measured cells: ceilings, replayed kernels, overhead and the unexplained rest"
-    if forms:
-        how += f"; {' and '.join(forms)} as tried on a few layers"
+    if changes:
+        how += f"; {' and '.join(changes)} as tried on a few layers"
     return ForecastDocument(
         source=str(folder),
         model=document.model.id,
-        precision=" -> ".join([document.model.precision, *forms]),
+        precision=" -> ".join([document.model.precision, *changes]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
         error=cross_validated_error(trained.within, trained.again, _ONE_OUT),
@@ -150,22 +150,22 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     )
 
 
-def _forms(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[ChangeId, str] | None]:
-    """The requested changes of the run by their names: the changes that its trials made; None for other engines."""
+def _changes(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[ChangeId, str] | None]:
+    """The changes of the run that are asked for, each by its name with what a trial made; None for other engines."""
     model, threads = basis.facts.model, basis.facts.device.threads
-    forms: dict[str, tuple[ChangeId, str] | None] = {}
+    changes: dict[str, tuple[ChangeId, str] | None] = {}
     if request.dtype not in ("auto", model.dtype):
-        forms[request.dtype] = ChangeId.DTYPE, request.dtype
+        changes[request.dtype] = ChangeId.DTYPE, request.dtype
     if (quant := quant_of(request.quant, request.bits)) not in ("none", model.quant):
-        forms[quant] = ChangeId.FORMAT, known_quant(quant, counted=True)
+        changes[quant] = ChangeId.FORMAT, known_quant(quant, counted=True)
     if request.engine and request.engine != basis.engine:
-        forms[f"the engine {request.engine}"] = (ChangeId.STATIC_CACHE, "") if request.engine == "static" else None
+        changes[f"the engine {request.engine}"] = (ChangeId.STATIC_CACHE, "") if request.engine == "static" else None
     if request.threads and request.threads != threads:
-        forms[f"{request.threads} of {threads} threads"] = ChangeId.THREADS, str(request.threads)
-    return forms
+        changes[f"{request.threads} of {threads} threads"] = ChangeId.THREADS, str(request.threads)
+    return changes
 
 
-def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
+def _grid_of(basis: RunFacts, request: ForecastRequest) -> Grid:
     """The grid to forecast; by default the run's own with two larger batches."""
     own = basis.facts.grid
     largest = max(own.batch_sizes)
@@ -180,12 +180,12 @@ def _measuring(basis: RunFacts, grid: Grid) -> str:
     """The end of a sentence: the command that measures the cells of a grid as the run was measured."""
     command = re.sub(r" --(budget|prompt-lens|batch-sizes|context-lens) [^ ]+", "", basis.run.document.command)
     sizes = {"prompt-lens": grid.prompt_lens, "context-lens": grid.context_lens, "batch-sizes": grid.batch_sizes}
-    requested = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
-    return f"measure them: {' '.join([command, *requested])}"
+    options = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
+    return f"measure them: {' '.join([command, *options])}"
 
 
 def _factors(
-    basis: RunFacts, forms: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
+    basis: RunFacts, changes: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
 ) -> tuple[Array, Array]:
     """(the time of the changes over that of the run [n], the half width of its log [n]).
 
@@ -193,14 +193,14 @@ def _factors(
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
-    for form, what in forms.items():
+    for name, what in changes.items():
         ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if what and item.trial.what == what]
         ratio = change_factor(steps, ratios)
         if ratio is None:
             names = dict.fromkeys(what[1] or what[0] for _, item in tried_at if (what := item.trial.what))
             tried = f"it tried {', '.join(names)}" if names else "it tried no change"
             raise RequestError(
-                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."
+                f"{basis.run.folder} has no basis for {name} in every requested phase: {tried}. Run the model that way."
             )
         factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width

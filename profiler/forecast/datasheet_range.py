@@ -32,8 +32,8 @@ class UnmeasuredModel:
     @property
     def precision(self) -> str:
         """The dtype and the packed format of the weights, for the screen."""
-        form = self.quant if self.quant != "none" else self.counted.published
-        return self.counted.dtype if form is None else f"{self.counted.dtype}, {form}"
+        packed = self.quant if self.quant != "none" else self.counted.published
+        return self.counted.dtype if packed is None else f"{self.counted.dtype}, {packed}"
 
 
 def in_range(
@@ -41,8 +41,7 @@ def in_range(
 ) -> ForecastDocument:
     """The range of each step on a GPU in an engine kind.
 
-    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
-    no peak of the dtype.
+    Raises RequestError without a published figure of format and engine kind, or a GPU without their kernels or dtype.
     """
     found = steps_by_datasheet(model.counted, model.quant, sheet, steps, engine)
     times = found.times

@@ -75,19 +75,16 @@ def dense_copies(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes
         if len(of_shape) < math.ceil(share * count):
             tensors = (*each.module.parameters(recurse=False), *each.module.buffers(recurse=False))
             device = tensors[0].device if tensors else torch.device("cpu")
-            of_shape.append(_random_linear(*each.shape, dtype, device))
+            ins, outs, bias = each.shape
+            linear = nn.Linear(ins, outs, bias=bias, dtype=dtype, device="meta").to_empty(device=device)
+            with torch.no_grad():
+                for parameter in linear.parameters():
+                    parameter.normal_(std=_SPREAD)
+            of_shape.append(linear.requires_grad_(False))
             copies.append(of_shape[-1])
         else:
             copies.append(of_shape[number % len(of_shape)])
     return copies
-
-
-def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> nn.Linear:
-    linear = nn.Linear(ins, outs, bias=bias, dtype=dtype, device="meta").to_empty(device=device)
-    with torch.no_grad():
-        for parameter in linear.parameters():
-            parameter.normal_(std=_SPREAD)
-    return linear.requires_grad_(False)
 
 
 @contextlib.contextmanager

@@ -92,8 +92,7 @@ def measure_drafts(
 ) -> Drafting:
     """Answer the prompt with and without drafts in turn, and compute the floors of both at the grid's batches.
 
-    Both answer `turns` times after one warm-up. Without a draft model nothing is loaded. Raises ModelError if it does
-    not load, and what `generate` raises.
+    Both answer `turns` times after a warm-up. Raises ModelError for a draft model that does not load.
     """
     machine, model = subject.machine, subject.loaded.module
     drafting, options, work = draft.request, dict[str, Any](prompt_lookup_num_tokens=_NGRAM_TOKENS), None

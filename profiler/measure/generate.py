@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ from profiler.measure.subject import Subject
 from profiler.patching import patched
 
 # Both loops run this often in turn, for at most this many tokens; the first turn warms up.
-_TURNS = 3
-_MOST_TOKENS = 16
+_TURNS, _MOST_TOKENS = 3, 16
 _STEP = "step"
 
 PartTimes = dict[str, list[float]]
@@ -48,10 +48,11 @@ def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
     own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
     ids = subject.prompts.of(cell).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
+    streamer = SimpleNamespace(put=lambda tokens: None, end=lambda: None)  # the cheapest: each token goes to the host
     runs: list[Callable[[Callable[[], object]], object]] = [
         functools.partial(own_loop.call, ids, tokens),
         functools.partial(engine.call, ids, tokens),
-        functools.partial(engine.call, ids, tokens, streamer=_NullStreamer()),
+        functools.partial(engine.call, ids, tokens, streamer=streamer),
     ]
     own, inside, streamed = parts = PartTimes(), PartTimes(), PartTimes()
     for turn in range(_TURNS):
@@ -66,16 +67,6 @@ def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
         streamed_s=tuple(streamed["read"]),
         reads_a_token=(more - few) / 2,
     )
-
-
-class _NullStreamer:
-    """The cheapest streamer: it gets every token on the host."""
-
-    def put(self, value: object) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def _add_steps(steps: PartTimes, model: Any, run: Callable[[Callable[[], object]], object]) -> None:
@@ -124,16 +115,12 @@ def _timed(model: Any) -> Iterator[dict[str, float]]:
         yield totals
 
 
-_READS = frozenset(
-    (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default)
-)
+_READS = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default
 """The operators of `.item()`, `bool(tensor)` and printing, in any mode; a GPU's host waits for each."""
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: int = 0
+    reads = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -38,9 +38,8 @@ from profiler.stats import timing_of
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and also run inside the linears.
 _CONVERSIONS_SHARE = 0.3
-# The shortest time of a replay, in steps, by whether it is captured. A graph of all layers runs five times. Otherwise
-# one layer's linears run twice; for the calls, the whole step runs once to capture them, and its small kernels run
-# twice.
+# The shortest time of a replay, in steps, by whether it is captured: a graph of all layers runs five times. Otherwise
+# one layer's linears run twice; to capture calls, the whole step runs once, and its small kernels run twice.
 _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
@@ -71,8 +70,7 @@ def replay_kernels(
     their linears get the same rows and find as much of their weights in a cache.
 
     `budget_s` is for all replays. A replay that takes longer than the time left, estimated from its step in `steps_s`,
-    is left out. `guard` suppresses the error of a replay that fails, which keeps what it had. Raises DeviceError if the
-    device is lost.
+    is left out. `guard` suppresses the error of a replay that fails, but that of a lost device.
     """
     linears = replayable_linears(subject.work, subject.loaded.module)
     shapes = _keys_by_shape(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
@@ -257,8 +255,7 @@ def conversions(
 def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
     """Return steps that fill the gaps between the rows (tokens) of `keys`: each number is doubled up to the next.
 
-    Fewer rows than any prompt has are a decode step of that many sequences; more rows are one prompt. Each engine gets
-    its own steps.
+    Fewer rows than any prompt has are a decode step of that many sequences; more are one prompt. Each engine has steps.
     """
     prompts = [key.tokens for key in keys if key.phase == "prefill"]
     shortest = min(prompts, default=math.inf)

@@ -76,8 +76,7 @@ def measure_overhead(
     """Return the overhead of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
     Batch sizes that are not begun within the time of all are left out, except the first; so is an engine at twice its
-    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps of the overhead model take as
-    long.
+    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps by itself take as long.
 
     It is measured on the overhead model. Decode steps of a compiling engine are left out: the overhead model's compiled
     code would differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is
@@ -86,8 +85,7 @@ def measure_overhead(
     On a CPU, a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold. An overhead model that steps by itself is too fast: 6.2 instead of 10.6 ms for SmolLM2-135M on two cores. Each
     of the model's own linears therefore runs inside the overhead model's step, just before the overhead model's, and
-    its time is subtracted on the spot. Subtracting the time of all linears, measured minutes apart, would leave a small
-    difference of two long times.
+    its time is subtracted at once. The time of all linears, measured minutes apart, would leave a small difference.
 
     On CUDA the host's caches do not see the weights, and the overhead model steps by itself.
     """

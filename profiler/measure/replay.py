@@ -39,8 +39,7 @@ def replay_linears(
 
     `linears` maps an operator to its modules, one per layer, and `rows` to its tokens. The rows of `sliced` operators
     are the last ones of their prompts, passed as transformers does: as a slice of the hidden states. That is another
-    call. For a frozen weight torch 2.13 makes a copy per prompt, 82 ms instead of 3 for the LM head of SmolLM2-135M in
-    bfloat16 on two cores.
+    call: for a frozen weight torch 2.13 makes a copy per prompt (82 ms, not 3, for SmolLM2-135M's LM head in bfloat16).
     """
 
     def input_of(name: Key, module: Any) -> torch.Tensor:
@@ -72,8 +71,8 @@ def replay_calls(
     """Return the seconds of single calls under each key, in isolation; a key has one call per layer.
 
     Calls run layer by layer, as in a step. Each weight thus comes from where a step finds it: memory, or a cache that
-    holds all of them. They are repeated until each key is known to within 1 % or the budget is spent. Calls in
-    `between` also run, untimed.
+    holds all of them. They are repeated until each key is known to within 1 % or `budget_s` is spent, with the calls of
+    `between` among them.
 
     A sample is the mean of a pass. Layers differ, since some are in a cache or on slower pages, and a step pays their
     sum. For SmolLM2-135M in bfloat16 on a Xeon, the median call times its layers is a tenth less.

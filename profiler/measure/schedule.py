@@ -11,7 +11,7 @@ from functools import cached_property
 
 from profiler.effort import STANDARD, Effort
 from profiler.facts.repetitions import Gap, Repetition, phase_medians, phase_samples, repetition_spreads
-from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase, extremes
 from profiler.stats import (
     CLAIM_REPETITIONS,
     LEAST_REPETITIONS,
@@ -89,8 +89,8 @@ class Plan:
     @cached_property
     def _answered(self) -> list[tuple[int, int]]:
         """Batch and prompt length of the cells of the answer: the smallest, and the largest prefill."""
-        prompts = [(cell.batch_size, cell.prompt_len) for cell in self.grid.cells if cell.prompt_len]
-        return prompts[:1] + prompts[-1:]
+        prompts = extremes(cell for cell in self.grid.cells if cell.prompt_len)
+        return [(cell.batch_size, cell.prompt_len) for cell in prompts]
 
     def tail_s_of(self, cell: Cell) -> float:
         """Return `tail_s` for a cell of the answer, with any engine; 0 for others."""

@@ -72,8 +72,7 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
 def kernel_name(name: str) -> str:
     """Return a kernel's name without its namespaces and arguments.
 
-    torch's elementwise kernels and reductions are called by what they apply, such as `direct_copy_kernel_cuda`,
-    `MulFunctor` or `MeanOps`.
+    torch's elementwise kernels and reductions are called by what they apply, such as `MulFunctor` or `MeanOps`.
     """
     outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     last = outer.rsplit("::", 1)[-1].strip()

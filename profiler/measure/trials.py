@@ -23,7 +23,7 @@ from profiler.errors import RequestError, RoofscopeError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, StepSamples, Trial
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import Cell, CellKey, extremes
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
@@ -220,9 +220,7 @@ class Trials:
     def cells(self) -> list[Cell]:
         """The smallest and the largest measured cell with a prompt, of which both phases were timed."""
         cells = [key.cell for key in self.latencies_s if key.phase == "decode" and key.cell.prompt_len]
-        timed = [cell for cell in cells if CellKey("prefill", cell) in self.latencies_s]
-        by_size = sorted(timed, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size))
-        return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))
+        return extremes(cell for cell in cells if CellKey("prefill", cell) in self.latencies_s)
 
     @cached_property
     def layers(self) -> int:
@@ -428,8 +426,7 @@ def try_changes(
 
     `latencies_s` are measured steps, from which the costs follow; `savings_s` are computed savings per step. `earlier`
     trials are not repeated. What saved most of the smallest step on few layers is tried again on the whole model before
-    the largest cell. A change that does not load or run here is left out, after a call of `on_failure` if that is an
-    error and not an unsupported request.
+    the largest cell. A change that fails is left out, after a call of `on_failure` unless it is just unsupported here.
     """
     trials, machine = Trials(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
     deadline_s = machine.now_s() + budget_s

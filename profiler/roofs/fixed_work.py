@@ -1,5 +1,4 @@
-"""Fixed work that shows a machine's speed: a standard overhead model's steps for the host's overhead, and the drift
-probe."""
+"""Fixed work that shows a machine's speed: steps of a standard overhead model for the host, and the drift probe."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _OVERHEAD_MODEL = {
 
 
 def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
-    """Return the seconds of a decode step of the standard overhead model: a Llama of 30 narrow layers, float32, eager,
-    batch 1.
+    """Return the seconds of an eager decode step of a standard overhead model: a float32 Llama of 30 narrow layers.
 
     It ends after `budget_s`, or when the two fastest runs agree. It is the CPU time of one thread, whatever the device:
     Python, torch's dispatcher and kernel calls. A run counts with its fastest quartile, since others only slow it down.

@@ -29,7 +29,7 @@ _FLOAT8 = "float8_e4m3fn"
 
 
 SquareMatmul = tuple[Callable[[], object], str]
-"""A call that multiplies two square matrices, and its method: the size, and how it differs from a plain product."""
+"""A call that multiplies two square matrices, and its method: the size, and how it differs from a plain matmul."""
 
 
 def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Ceiling:

@@ -103,8 +103,7 @@ def measure(
 
 
 def remeasure_ceilings(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> CeilingsRemeasured:
-    """Measure again the ceilings that verdicts rest on, `budget_s` for each. Raises NoFreeMemoryError without memory
-    for its buffers."""
+    """Measure the ceilings of verdicts again, `budget_s` for each. Raises NoFreeMemoryError if buffers do not fit."""
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
         raise NoFreeMemoryError(f"there is no free memory for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")

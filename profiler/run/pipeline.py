@@ -1,4 +1,4 @@
-"""The main job: count, measure the ceilings, time the cells, try changes; then split the times, and report."""
+"""The main job: count, measure the ceilings, time the cells, try changes; then break the times down, and report."""
 
 from __future__ import annotations
 
@@ -68,9 +68,8 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
     `model` is a hub id, a folder, a GGUF file or a preset's name (None: the default model). `options` are the fields of
     `profiler.run.options.Options`. `prompt_lens`, `batch_sizes` and `context_lens` are numbers or texts in the range
-    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the loaded model to the
-    answer (None: 60, but a grid that is named is measured whole). `out` is the folder (default: a new one under
-    `runs/`).
+    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the loaded model to the answer
+    (None: 60, but a grid that is named is measured whole). `out` is the folder (default: a new one in `runs/`).
 
     Raises RequestError for a request that cannot be met, before anything is loaded.
     """
@@ -84,20 +83,20 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 def execute(
     prepared: PreparedRun,
     listener: Listener,
-    repetitions: Sweep = sweep,
+    sweep: Sweep = sweep,
     *,
     spent_s: float = 0.0,
     further_runs: int = 0,
 ) -> Run:
-    """Execute a checked request: count, measure, time, try; then split the times and report, also if it is interrupted.
+    """Execute a checked request: count, measure, time, try; then break times down and report, also if interrupted.
 
-    `repetitions` decides the order of repetitions. The command took `spent_s` before; `further_runs` of it follow.
+    `sweep` times the cells. The command took `spent_s` before; `further_runs` of it follow.
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
-            time_cells(session, repetitions)  # 3. time, and try changes once the corners are timed
-            explain_cells(session)  # 4. split: what the terms of a time need
+            time_cells(session, sweep)  # 3. time, and try changes once the corners are timed
+            explain_cells(session)  # 4. break down: what the terms of a time need
             try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
             compare_formats(session)
             search_unexplained(session)
@@ -193,9 +192,8 @@ def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) ->
     return RunBudget(machine, prepared.budget_s, effort.STANDARD, prepared.whole, without, further_runs)
 
 
-def time_cells(session: Session, repetitions: Sweep) -> None:
-    """Time the cells in repeated repetitions; once each corner of the grid has one, try changes in their share of the
-    time.
+def time_cells(session: Session, sweep: Sweep) -> None:
+    """Time the cells, and try changes in their share of the time once each corner of the grid has a repetition.
 
     The device's telemetry, its own speed and other processes are watched.
     """
@@ -236,9 +234,8 @@ def time_cells(session: Session, repetitions: Sweep) -> None:
             earlier=itertools.chain.from_iterable(ledger.gathered.repetitions.values()),
         )
         waiting = set(corners(grid.cells))
-        for outcome in repetitions(
-            schedule, subject.engines, RepetitionContext(machine, subject.prompts, own_bytes), show
-        ):
+        context = RepetitionContext(machine, subject.prompts, own_bytes)
+        for outcome in sweep(schedule, subject.engines, context, show):
             _log(session, outcome, watch)
             if waiting and not (waiting := waiting - ledger.gathered.repetitions.keys() - ledger.gathered.gaps.keys()):
                 start_s = machine.now_s()

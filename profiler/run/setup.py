@@ -120,13 +120,13 @@ def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudge
     Returns what still disturbs the run; empty if nothing does.
     """
     most_s = budget.effort.neighbours_share * budget.total_s
-    threads, drift_readings, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
-    if drift_readings and others.disturbs(threads):
+    threads, looks_left, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
+    if looks_left and others.disturbs(threads):
         busy = f"{others.busy_cores} busy with {others.who}"
         stages.begin("waiting", f"{busy}: waiting at most {most_s:.0f} s for that to end")
-    while drift_readings and others.disturbs(threads):
+    while looks_left and others.disturbs(threads):
         time.sleep(_LOOK_S)
-        others, drift_readings = neighbours.look(), drift_readings - 1
+        others, looks_left = neighbours.look(), looks_left - 1
     return [others] if others.disturbs(threads) else []
 
 
@@ -329,8 +329,7 @@ def overhead_of_model(
 ) -> list[OverheadSamples]:
     """Return the overhead of each engine's steps at these batch sizes, measured within this run's budget.
 
-    Unless `fresh`, that of the last day is used where four steps agree with it. Sizes at which no cell fits into memory
-    are left out.
+    Unless `fresh`, that of the last day is used if four steps agree with it. Sizes at which no cell fits are left out.
     """
     stages.begin("dispatch", "measuring the CPU overhead")
     guard, budget_s = partial(stages.optional, *_OVERHEAD), budget.part_s(RunPart.OVERHEAD)

@@ -41,7 +41,7 @@ OPERATOR_COLUMN_MEANINGS = {
     "redundant_bytes_by_cause": "The redundant bytes as JSON, by cause; empty if there are none.",
     "redundant_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty if there are none.",
     "bus_bytes": "Bytes that cross the link between GPUs, if the model is split over several.",
-    "gemms": "matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
+    "gemms": "Matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
