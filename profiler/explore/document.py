@@ -133,7 +133,7 @@ def _format(grid: GridCount, columns: _Columns) -> FormatColumns:
         grid.quant,
         grid.weight_bytes,
         columns.place(grid.cache_bytes[~prefill], every),
-        [columns.place(_all(gpu.need.peak_bytes, grid)[~prefill], every) for gpu in grid.gpus],
+        [columns.place(np.broadcast_to(gpu.need.peak_bytes, len(grid))[~prefill], every) for gpu in grid.gpus],
         _step(grid, prefill, columns),
         _step(grid, ~prefill, columns),
     )
@@ -153,7 +153,3 @@ def _step(grid: GridCount, phase: NDArray[np.bool_], columns: _Columns) -> StepC
 def _letters(gpu: GpuFloors, phase: NDArray[np.bool_]) -> Iterable[str]:
     for bound, fits, tight in zip(gpu.bound[phase], gpu.fits[phase], gpu.tight[phase], strict=True):
         yield "-" if not fits else bound[0].upper() if tight else bound[0]
-
-
-def _all(values: NDArray[np.float64], grid: GridCount) -> NDArray[np.float64]:
-    return np.broadcast_to(values, len(grid))

@@ -20,7 +20,7 @@ from profiler.errors import RequestError, RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
+from profiler.forecast.datasheet_range import in_range
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
@@ -237,4 +237,4 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
         )
     kind: EngineKind = "compiled" if request.engine == "compiled" else "eager"
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
-    return in_range(UnmeasuredModel(source.name, quant, counted), sheet, steps, kind)
+    return in_range(source.name, counted, quant, sheet, steps, kind)

@@ -111,6 +111,18 @@ def measure_drafts(
     accepted = [end - begin - 1 for begin, end in zip(first.lengths, ends, strict=True)]
     typical = max(1, round(statistics.mean(first.drafted[1:] or first.drafted)))
     context = len(draft.prompt) + len(first.tokens) // 2
+    here, dtype = ceilings.ceiling_set(""), dtype_name(subject.request.dtype)
+
+    def floor_s(of: ModelWork, batch: int, drafted: int) -> float:
+        """The least time of a step that verifies so many drafts."""
+        return float(sum(ceiling_times(of, verifying(batch, drafted, context), here, dtype)))
+
+    def floor_at(batch: int) -> DraftFloor:
+        drafting_s = typical * floor_s(work, batch, 0) if work is not None else 0.0  # copies of n-grams take no time
+        return DraftFloor(
+            batch, typical, floor_s(subject.work, batch, 0), floor_s(subject.work, batch, typical), drafting_s
+        )
+
     agree = [mine == theirs for mine, theirs in zip(first.tokens, own.tokens, strict=False)]
     return Drafting(
         draft=draft.name,
@@ -122,10 +134,7 @@ def measure_drafts(
         assisted_s=tuple(answer.later_s for answer in assisted[1:]),
         drafting_s=tuple(sum(answer.drafting_s[1:]) for answer in assisted[1:]),
         plain_s=tuple(answer.later_s for answer in plain[1:]),
-        floors=tuple(
-            draft_floor(subject.work, work, batch, typical, context, ceilings, dtype_name(subject.request.dtype))
-            for batch in subject.grid.batch_sizes
-        ),
+        floors=tuple(map(floor_at, subject.grid.batch_sizes)),
     )
 
 
@@ -174,19 +183,3 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
     answer.later_s = machine.now_s() - ends[0]
     answer.tokens = tokens[0, prompt.shape[1] :].tolist()
     return answer
-
-
-def draft_floor(
-    work: ModelWork, drafting: ModelWork | None, batch: int, drafted: int, context: int, ceilings: Ceilings, dtype: str
-) -> DraftFloor:
-    """Return the least seconds of a step of one token, of one that verifies `drafted` ones, and of drafting these.
-
-    A draft model (`drafting`) makes each in a step of its own; copies of n-grams take no time here.
-    """
-    here = ceilings.ceiling_set("")
-
-    def floor_s(of: ModelWork, count: int) -> float:
-        return float(sum(ceiling_times(of, verifying(batch, count, context), here, dtype)))
-
-    drafting_s = drafted * floor_s(drafting, 0) if drafting is not None else 0.0
-    return DraftFloor(batch, drafted, floor_s(work, 0), floor_s(work, drafted), drafting_s)

@@ -24,8 +24,8 @@ from profiler.measure.subject import Subject
 TRACE = "trace.json.gz"
 """The Chrome trace of one decode step in a run folder, for chrome://tracing and ui.perfetto.dev."""
 
-# A shorter gap between kernels leaves the device no time to idle.
 _GAP_S = 1e-6
+"""A shorter gap between kernels leaves the device no time to idle."""
 _MICROSECOND_S = 1e-6
 _KERNELS = 5
 """Kernels of a step that are named, those with the most time."""
@@ -46,23 +46,18 @@ class Interval:
 
 def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
     """Return what ran in a step; intervals that overlap count once."""
-    busy_s = gap_s = longest_s = 0.0
+    busy_s = gap_s = 0.0
     gaps = 0
-    end_s = None
+    end_s = min((item.start_s for item in intervals), default=0.0)
     seconds: dict[str, list[float]] = {}
     for item in sorted(intervals, key=lambda each: (each.start_s, each.end_s)):
-        longest_s = max(longest_s, item.end_s - item.start_s)
         seconds.setdefault(kernel_name(item.name), []).append(item.end_s - item.start_s)
-        if end_s is None or item.start_s > end_s:
-            if end_s is not None:
-                gap_s += item.start_s - end_s
-                gaps += item.start_s - end_s > _GAP_S
-            busy_s += item.end_s - item.start_s
-            end_s = item.end_s
-        elif item.end_s > end_s:
-            busy_s += item.end_s - end_s
-            end_s = item.end_s
-    median_s = statistics.median(each.end_s - each.start_s for each in intervals) if intervals else None
+        idle_s = max(0.0, item.start_s - end_s)
+        gap_s, gaps = gap_s + idle_s, gaps + (idle_s > _GAP_S)
+        busy_s += max(0.0, item.end_s - max(item.start_s, end_s))
+        end_s = max(end_s, item.end_s)
+    each_s = [item.end_s - item.start_s for item in intervals]
+    longest_s, median_s = max(each_s, default=0.0), statistics.median(each_s) if each_s else None
     kernels = sorted(
         (KernelTime(name, len(each), sum(each)) for name, each in seconds.items()), key=lambda each: -each.seconds
     )
