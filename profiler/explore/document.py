@@ -80,10 +80,7 @@ class ExploreDocument:
 
 
 def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Sequence[str] = ()) -> ExploreDocument:
-    """Return the numbers of a model on some GPUs, in some formats; without `quants`, in all that count this model.
-
-    Raises RequestError or ModelError.
-    """
+    """Return the numbers of a model, by default in all formats that count it. Raises RequestError or ModelError."""
     source, ceilings = resolve(model), [ceilings_called(name) for name in gpus]
     counted: dict[str, CountedModel] = {}
     for quant in map(known_quant, quants or FORMATS):
@@ -116,8 +113,6 @@ def _gpu(ceilings: CeilingSet, dtype: str) -> Gpu:
 
 
 class _Columns(dict[str, int]):
-    """Columns as texts, each once, with its place."""
-
     def place(self, values: NDArray[np.float64], shown: NDArray[np.bool_]) -> int:
         """Return the place of a column, whose values are left out where they are not `shown`."""
         cells = (

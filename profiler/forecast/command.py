@@ -166,7 +166,6 @@ def _changes(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[Chang
 
 
 def _grid_of(basis: RunFacts, request: ForecastRequest) -> Grid:
-    """The grid to forecast; by default the run's own with two larger batches."""
     own = basis.facts.grid
     largest = max(own.batch_sizes)
     default_batches = {*own.batch_sizes, *(largest * factor for factor in _LARGER_BATCHES)}
@@ -187,10 +186,7 @@ def _measuring(basis: RunFacts, grid: Grid) -> str:
 def _factors(
     basis: RunFacts, changes: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
 ) -> tuple[Array, Array]:
-    """(the time of the changes over that of the run [n], the half width of its log [n]).
-
-    Raises RequestError for a change that the run did not try in every requested phase.
-    """
+    """(time of the changes over the run's [n], half width of its log [n]). Raises RequestError for an untried one."""
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for name, what in changes.items():
@@ -207,10 +203,7 @@ def _factors(
 
 
 def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
-    """Forecast a model on a GPU on which it never ran, as a range by its datasheet.
-
-    Raises RequestError for an unknown model or GPU, or a dtype or format without a basis there.
-    """
+    """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for a name, dtype or format without one."""
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
     known_quant(quant, counted=True)
     config = requested_form(load_config(source), request.dtype != "auto")

@@ -47,10 +47,7 @@ def in_range(
 
 
 def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
-    """The time breakdown of each step: its floor by the datasheet, and the rest.
-
-    The rest is overhead where the host is slower than the device, else kernels below their ceiling.
-    """
+    """The floor of each step, and the rest: overhead where the host is slower than the device, else slow kernels."""
     floor_s = gpu_steps.floor_s()
     zeros = np.zeros(len(floor_s))
     memory_s = (gpu_steps.weight_bytes + gpu_steps.other_bytes) / gpu_steps.bandwidth
@@ -70,7 +67,6 @@ Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100,
 
 
 def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
-    """A sentence if the ranges of a phase are mostly too wide to decide by."""
     wide = []
     for phase in PHASES:
         widths = [cell.high_s / cell.low_s for cell in cells if cell.phase == phase]

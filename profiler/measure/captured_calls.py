@@ -126,7 +126,6 @@ def answered(
 
 
 def _zeros_like(result: Any) -> Any:
-    """A copy of a call's result with zeros in its tensors."""
     if isinstance(result, torch.Tensor):
         return torch.zeros_like(result)
     return tuple(_zeros_like(part) for part in result) if isinstance(result, tuple) else result

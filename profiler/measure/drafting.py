@@ -46,10 +46,7 @@ class Draft:
 
 
 def draft_of(name: str, request: ModelRequest, config: Any, new_tokens: int) -> Draft:
-    """Check a request for drafts before anything is loaded.
-
-    Raises RequestError for random weights, which accept no draft, and for a draft model of another vocabulary.
-    """
+    """Check a request for drafts. Raises RequestError for random weights, which accept none, or another vocabulary."""
     if request.weights != "checkpoint":
         raise RequestError(
             f"--draft {name}: {request.source.name} has random weights here, which accept no draft; give a checkpoint,"

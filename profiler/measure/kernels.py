@@ -102,7 +102,6 @@ def replay_kernels(
 def _until_failure(
     measure: Callable[[], Iterator[Replay]], guard: Callable[[], AbstractContextManager[None]]
 ) -> tuple[Replay, ...]:
-    """The replays that `measure` yields until it fails."""
     replays: list[Replay] = []
     with guard():
         replays.extend(measure())
@@ -158,10 +157,7 @@ def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[Linear, i
 
 
 def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
-    """Replay attention and experts of a cell's step with the arguments of that step.
-
-    A step whose cache only a prefill can fill is not replayed.
-    """
+    """Replay attention and experts with the arguments of a cell's step, unless only a prefill can fill its cache."""
     machine, step, page_fault_s = subject.machine, Step.of(key), ceilings.page_fault_s
     modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
     try:
@@ -218,7 +214,6 @@ def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
 def _replay_linears(
     subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
 ) -> Iterator[Replay]:
-    """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     last = key.cell.batch_size

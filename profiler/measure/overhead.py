@@ -206,10 +206,7 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
 
 
 def least_overhead_s(model: Any, machine: Machine) -> tuple[float, float]:
-    """Return a lower bound of the seconds of an eager (prefill, decode step) of this model on this machine.
-
-    It is the undisturbed time of the overhead model by itself; only other processes make its other steps slower.
-    """
+    """Return the least seconds of an eager (prefill, decode step): those of the undisturbed overhead model by itself."""
     narrow = type(model)(overhead_model_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
     alone_s = overhead_model_by_itself(EagerEngine(narrow, machine), machine)
     return undisturbed(alone_s["prefill"]).quartile_s, undisturbed(alone_s["decode"]).quartile_s
@@ -290,10 +287,7 @@ class _Among:
         self._calls: list[float] = []
 
     def turn(self, deadline_s: float) -> None:
-        """Run a few steps in a row, as in a decode loop: after other work, the first one finds Python colder still.
-
-        After the deadline two steps are enough.
-        """
+        """Run steps in a row, as in a decode loop: after other work, the first one finds Python colder still."""
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
             with _streaming([narrow for narrow, _ in self._pairs], self._streams, machine) as streamed_s:
@@ -375,10 +369,7 @@ _EXTRA_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def overhead_model_config(config: Any, quant: Quant = "none") -> Any:
-    """Return a copy of a transformers config with the same layers and head grouping, and almost no width.
-
-    What decides which operators are launched is unchanged: layers, layer types, experts, grouping, windows.
-    """
+    """Return a config with almost no width, but with all that decides which operators are launched."""
     narrow = copy.deepcopy(config)
     text = narrow.get_text_config()
     for part in (narrow,) if text is narrow else (narrow, text):

@@ -1,7 +1,4 @@
-"""Run captured calls in isolation: cold caches on CPU and CUDA, page faults subtracted.
-
-The matmuls run in the model's order with the model's own weights.
-"""
+"""Run captured calls in isolation: with cold caches, without page faults, and each layer with its own weights."""
 
 from __future__ import annotations
 

@@ -129,10 +129,7 @@ class OutOfTimeError(Exception):
 def repetition(
     engine: Engine, cell: Cell, round_number: int, context: RepetitionContext, limits: Limits = UNLIMITED
 ) -> Repetition | Gap | None:
-    """Return a repetition, a gap if the cell runs out of memory or fails, or None if the deadline has passed.
-
-    Raises DeviceError if the device is lost.
-    """
+    """Return a repetition, a gap if it fails, or None after the deadline. Raises DeviceError if the device is lost."""
     machine, outcomes = context.machine, list[Gap | None]()
 
     def record(error: Exception) -> None:

@@ -65,10 +65,7 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
 
 
 def kernel_name(name: str) -> str:
-    """Return a kernel's name without its namespaces and arguments.
-
-    torch's elementwise kernels and reductions are called by what they apply, such as `MulFunctor` or `MeanOps`.
-    """
+    """Return a kernel's name without namespaces and arguments; torch's elementwise ones have that of what they apply."""
     outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     last = outer.rsplit("::", 1)[-1].strip()
     applied = _APPLIED.findall(name) if last in _APPLYING else []
@@ -76,10 +73,7 @@ def kernel_name(name: str) -> str:
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:
-    """Trace kernels and gaps in a prefill and a decode step of a cell; empty if the device reports none (no CUPTI).
-
-    With a `folder`, the decode step is also written there as a Chrome trace.
-    """
+    """Trace a prefill and a decode step, the latter also into `folder`; empty if the device reports nothing."""
     engine, machine = subject.engines[cell.engine], subject.machine
     activities = []
     with torch.inference_mode():

@@ -273,13 +273,11 @@ class Trials:
         return change.preparing_s + share * self._calls_s(cell) * (1 + loading)
 
     def _calls_s(self, cell: Cell) -> float:
-        """Seconds of all calls of a trial with all layers."""
         step_s, prefill_s = (self.latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
         prefills = (1 + 2 * _TURNS) + 2 * _TURNS * self._more_prefills(cell)
         return prefills * prefill_s + (1 + 2 * _TURNS) * self._new_tokens(cell) * step_s
 
     def _more_prefills(self, cell: Cell) -> int:
-        """Prefills by themselves after each call."""
         step_s, prefill_s = (self.latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
         return min(_MORE_PREFILLS, int(self._new_tokens(cell) * step_s / prefill_s))
 
@@ -374,7 +372,6 @@ class Trials:
         return self._loaded(None, shortened(self.config, self.layers))
 
     def _loaded(self, change: Change | None, config: Any) -> LoadedModel:
-        """A model of this config from the same source, loaded with a change's arguments."""
         request = self.subject.request
         if change is not None:
             quant = change.value if change.id is ChangeId.FORMAT else "none"

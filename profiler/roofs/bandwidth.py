@@ -135,8 +135,7 @@ def _streams(
 def _curve(
     machine: Machine, budget_s: float, most_bytes: float, missing: dict[str, str]
 ) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
-    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if there was memory
-    for it.
+    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if memory had room.
 
     A device may have a second cache besides the one it reports, or share one. Sizes therefore grow until the time per
     byte is constant, up to a tenth of the memory, `most_bytes` and the time limit.

@@ -73,10 +73,7 @@ class FactLog:
 def open_log(
     prepared: PreparedRun, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
 ) -> FactLog:
-    """Return the log of a folder that has all that is known before the first cell, and the facts of an earlier part.
-
-    Raises RunError if the folder to resume has the run of another device or model.
-    """
+    """Return the log of a folder and of its earlier part. Raises RunError if that is of another device or model."""
     gathered = MergedFacts()
     if prepared.resumed:
         earlier = read_document(prepared.out)

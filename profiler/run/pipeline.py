@@ -150,10 +150,7 @@ def set_up(
     spent_s: float,
     further_runs: int,
 ) -> Session:
-    """Load the model, count its steps, measure the ceilings, and open the run folder's log; arguments as of `execute`.
-
-    `fallbacks` grows while the libraries work.
-    """
+    """Load the model, count, measure the ceilings, and open the log; arguments as of `execute`. `fallbacks` grows."""
     machine = machine_for(prepared.request.device)
     stages = Stages(listener, machine, spent_s)
     idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
@@ -248,7 +245,6 @@ def time_cells(session: Session, sweep: Sweep) -> None:
 
 
 def _log(session: Session, outcome: Repetition | Gap, watch: Watch) -> None:
-    """Log a repetition with the telemetry since the last one."""
     ledger, stages, gathered = session.ledger, session.stages, session.ledger.gathered
     # A cell with a number gets one more repetition after its first failure, and then no further ones.
     is_last = outcome.cell in gathered.gaps or (isinstance(outcome, Gap) and outcome.status != "failed")

@@ -74,10 +74,7 @@ _BUDGET_STEP_S = 10.0
 
 
 def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
-    """Load the model, make its engines, and count the work of its steps, by the kernels that this device chooses.
-
-    Raises ModelError for a model that does not load, whatever the reason.
-    """
+    """Load the model, make its engines, and count its work. Raises ModelError for whatever reason it does not load."""
     request, machine = prepared.request, stages.machine
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
@@ -115,10 +112,7 @@ def on_grid(subject: Subject, grid: Grid, stages: Stages) -> Subject:
 
 
 def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
-    """Wait, for a share of the budget, until no other process keeps cores busy that this run needs.
-
-    Returns what still disturbs the run; empty if nothing does.
-    """
+    """Wait, for a share of the budget, until no other process keeps needed cores busy. Returns what still does."""
     most_s = budget.effort.neighbours_share * budget.total_s
     threads, looks_left, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
     if looks_left and others.disturbs(threads):
@@ -252,10 +246,7 @@ def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, bu
 
 
 def steady_pace(prepared: PreparedRun, pace: Pace) -> Pace:
-    """Return the pace of the last day's run of this model here, so that the same grid is chosen, while steps are alike.
-
-    Otherwise the new one is kept. `--fresh` does not use it.
-    """
+    """Return the last day's pace of this model here while steps are alike, so that the same grid is chosen, unless `fresh`."""
     settings = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
     path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *settings)
     kept: WarmUps = {} if prepared.options.fresh else read_recent(path, _WARM_UPS.validate_json) or {}

@@ -153,10 +153,7 @@ def resolve_request(options: Options) -> tuple[ModelRequest, Any]:
 def resolve_grids(
     options: Options, request: ModelRequest, config: Any, ladder: Sequence[Grid]
 ) -> tuple[Prompts, list[Grid]]:
-    """Return the prompts, and the named grid or those of the ladder that the model and its engines can run.
-
-    Raises RequestError if there is none.
-    """
+    """Return the prompts, and the named grid or those of the ladder that can run. Raises RequestError if none can."""
     engines = engines_of_caches(listed(options.engine), listed(options.cache), config)
     prompts = _prompts(options, request.source, config)
     if options.names_grid:
@@ -197,7 +194,6 @@ def check_fit(options: Options, request: ModelRequest, config: Any, grid: Grid) 
 
 
 def _named_grid(options: Options, prompts: Prompts, engines: Sequence[str]) -> Grid:
-    """The grid that the options name, as far as they do. Raises RequestError."""
     new_tokens, lens, batches = options.new_tokens or DEFAULT_NEW_TOKENS, options.prompt_lens, options.batch_sizes
     if lens is None:
         lens = prompts.shape(new_tokens) if prompts.real else () if options.context_lens else _PROMPT_LENS

@@ -100,7 +100,6 @@ def fit_warnings(fit: CheckpointFit) -> list[str]:
 
 
 def _named(tensors: Sequence[str]) -> str:
-    """Such as `9 tensors (first: model.layers.2.mlp.up_proj.weight)`."""
     return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 

@@ -94,10 +94,7 @@ def cells_text(results: Sequence[CellResult]) -> str:
 
 
 def read_document(folder: Path) -> RunDocument:
-    """Read run.json.
-
-    Raises RunError if it is missing, damaged or from a newer version.
-    """
+    """Read run.json. Raises RunError if it is missing, damaged or from a newer version."""
     document_path = folder / RUN_FILE
     if not folder.is_dir():
         raise RunError(f"there is no run folder at {folder}.")
@@ -167,10 +164,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
-    """All facts in samples.jsonl of a run, finished or not, merged.
-
-    Raises RunError for a file that cannot be read or has the same repetition twice.
-    """
+    """All facts in samples.jsonl, merged. Raises RunError for a damaged file, and for the same repetition twice."""
     merged = MergedFacts()
     for fact in read_facts_of(folder):
         merged.add(fact)

@@ -94,10 +94,7 @@ def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
 
 
 def operator_rows(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]:
-    """Yield each operator of operators.csv, with its cell and its replayed seconds per step; 0 if it was not replayed.
-
-    Raises RunError if the file is missing or damaged.
-    """
+    """Yield each operator with its cell and its replayed seconds per step, or 0. Raises RunError for a damaged file."""
     path = folder / OPERATORS_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:
