@@ -65,7 +65,7 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
 
 
 def kernel_name(name: str) -> str:
-    """Return a kernel's name without namespaces and arguments; torch's elementwise ones have that of what they apply."""
+    """Return a kernel's name without namespaces and arguments; of torch's elementwise ones, what they apply: `MeanOps`."""
     outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     last = outer.rsplit("::", 1)[-1].strip()
     applied = _APPLIED.findall(name) if last in _APPLYING else []

@@ -246,7 +246,7 @@ def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, bu
 
 
 def steady_pace(prepared: PreparedRun, pace: Pace) -> Pace:
-    """Return the last day's pace of this model here while steps are alike, so that the same grid is chosen, unless `fresh`."""
+    """Return the last day's pace of this model here, for the same grid; the new one if steps differ, or if `fresh`."""
     settings = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
     path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *settings)
     kept: WarmUps = {} if prepared.options.fresh else read_recent(path, _WARM_UPS.validate_json) or {}
