@@ -203,7 +203,7 @@ def _factors(
 
 
 def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
-    """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name, and without a basis."""
+    """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name or without a basis."""
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
     known_quant(quant, counted=True)
     config = requested_form(load_config(source), request.dtype != "auto")

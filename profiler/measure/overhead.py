@@ -206,7 +206,7 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
 
 
 def least_overhead_s(model: Any, machine: Machine) -> tuple[float, float]:
-    """Return the least seconds of an eager (prefill, decode step): those of the overhead model by itself, undisturbed."""
+    """Return the least seconds of an eager (prefill, decode step), which are those of the overhead model by itself."""
     narrow = type(model)(overhead_model_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
     alone_s = overhead_model_by_itself(EagerEngine(narrow, machine), machine)
     return undisturbed(alone_s["prefill"]).quartile_s, undisturbed(alone_s["decode"]).quartile_s

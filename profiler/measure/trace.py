@@ -65,7 +65,7 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
 
 
 def kernel_name(name: str) -> str:
-    """Return a kernel's name without namespaces and arguments; of torch's elementwise ones, what they apply: `MeanOps`."""
+    """Return a kernel's name without namespaces and arguments; of torch's elementwise ones, that of what they apply."""
     outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     last = outer.rsplit("::", 1)[-1].strip()
     applied = _APPLIED.findall(name) if last in _APPLYING else []
