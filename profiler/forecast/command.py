@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from profiler.counting.count import counted_module
-from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import EngineKind
@@ -22,7 +21,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.datasheet_range import in_range
 from profiler.forecast.options import ForecastRequest
-from profiler.grid.cells import PHASES, CellKey, Grid, Phase
+from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.savings import trial_results
 from profiler.loading.config import config_from, load_config
@@ -30,7 +29,7 @@ from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
-from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
+from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
 from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
@@ -47,16 +46,12 @@ class RunFacts:
 
     run: Run
     facts: Facts
-    work: ModelWork
-    paths: Paths
     engine: str
     trained: TrainedModel
-    max_positions: int | None = None
+    demanded: Callable[[StepArrays], OperatorArrays]
+    """Returns the work of the run's model in any steps."""
+    max_positions: int | None
     """The model's positions; None if its config does not say."""
-
-    def demanded(self, steps: StepArrays) -> OperatorArrays:
-        """The work of the run's model in any steps."""
-        return operator_arrays(self.work, steps, self.paths, self.facts.model.storage_bytes)
 
 
 def run_facts(folder: Path, engine: str = "") -> RunFacts:
@@ -79,13 +74,13 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     if not facts.ceilings.judges:
         raise RunError(f"{folder} has no ceiling of memory or of arithmetic: there is nothing to forecast under.")
 
-    def count(keys: Sequence[CellKey]) -> OperatorArrays:
-        return operator_arrays(work, StepArrays.of(keys), paths, facts.model.storage_bytes)
+    def demanded(steps: StepArrays) -> OperatorArrays:
+        return operator_arrays(work, steps, paths, facts.model.storage_bytes)
 
-    trained = train_on(facts, run.measured, count, chosen)
+    trained = train_on(facts, run.measured, lambda keys: demanded(StepArrays.of(keys)), chosen)
     if trained is None:
         raise RunError(f"{folder} has no cell with a number: there is nothing to forecast from.")
-    return RunFacts(run, facts, work, paths, chosen, trained, most_positions(module.config))
+    return RunFacts(run, facts, chosen, trained, demanded, most_positions(module.config))
 
 
 def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
@@ -101,8 +96,8 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
         return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
-# Multiples of the largest measured batch that are forecast by default.
 _LARGER_BATCHES = (2, 4)
+"""Multiples of the largest measured batch that are forecast by default."""
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
 _ONE_OUT = "each cell forecast from the others"
 _EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"

@@ -196,8 +196,7 @@ class UsedCache(CapturableCache):
 
 
 class EmptiedCache(EagerEngine):
-    """A growing cache that is emptied before each prefill, if it can be. A new one with windows copies their length to
-    the GPU (transformers' cache_utils.py, `DynamicSlidingWindowLayer`), which no capture allows."""
+    """A growing cache, emptied before each prefill if possible: a new one with windows copies lengths to the GPU."""
 
     _reused: Any = None
 

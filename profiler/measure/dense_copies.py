@@ -61,10 +61,7 @@ def _is_dense(module: Any) -> bool:
 
 
 def dense_copies(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float) -> list[nn.Linear]:
-    """A dense linear of random weights for each packed one, in at most about `room_bytes`.
-
-    If that is not enough for all, linears of a shape share weights in turn, as few as needed.
-    """
+    """A dense linear of random weights for each packed one; if `room_bytes` is short, those of a shape take turns."""
     whole_bytes = sum(ins * outs for ins, outs, _ in (each.shape for each in linears)) * dtype.itemsize
     share = min(1.0, min(room_bytes, _MOST_BYTES) / max(1, whole_bytes))
     made: dict[tuple[int, int, bool], list[nn.Linear]] = {}

@@ -97,8 +97,7 @@ def measure_drafts(
         assistant = load(drafting, load_config(drafting.source, drafting.trust_remote_code)).module
         options, work = {"assistant_model": assistant}, walk(assistant)
     prompt = torch.tensor([list(draft.prompt)], device=machine.device)
-    assisted: list[_Answer] = []
-    plain: list[_Answer] = []
+    assisted, plain = list[_Answer](), list[_Answer]()
     with torch.inference_mode(), no_gc(), quiet_libraries():
         for _ in range(1 + turns):
             assisted.append(_answer(model, machine, prompt, new_tokens, options))

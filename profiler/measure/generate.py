@@ -21,7 +21,6 @@ from profiler.patching import patched
 
 # Both loops run this often in turn, for at most this many tokens; the first turn warms up.
 _TURNS, _MOST_TOKENS = 3, 16
-_STEP = "step"
 
 PartTimes = dict[str, list[float]]
 
@@ -75,7 +74,7 @@ def _add_steps(steps: PartTimes, model: Any, run: Callable[[Callable[[], object]
     with _timed(model) as totals:
         run(lambda: totals_by_step.append((now_s(), dict(totals))))
     for (before_s, before), (after_s, after) in itertools.pairwise(totals_by_step[2:]):
-        steps.setdefault(_STEP, []).append(after_s - before_s)
+        steps.setdefault("step", []).append(after_s - before_s)
         for name in after:
             steps.setdefault(name, []).append(after[name] - before[name])
 

@@ -190,8 +190,7 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
 
 
 def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
-    """Return the seconds of a step whose linears, attention and experts are answered at once. It is captured; on a CPU,
-    the same prefill of one token (its overhead) is subtracted."""
+    """Return the seconds of a step whose large kernels are `answered`; on a CPU, less those of one token."""
     machine, small, page_fault_s = subject.machine, step_of(subject, key), ceilings.page_fault_s
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject, ceilings)
@@ -216,8 +215,7 @@ def _replay_linears(
 ) -> Iterator[Replay]:
     machine, request = subject.machine, subject.request
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
-    last = key.cell.batch_size
-    sliced = [op for op in linears if op.rows == "last" and rows[op] == last != key.tokens]
+    sliced = [op for op in linears if op.rows == "last" and rows[op] == key.cell.batch_size != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
     cold_bytes, page_fault_s = cold_bytes_of(subject, ceilings), ceilings.page_fault_s

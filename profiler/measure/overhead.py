@@ -128,8 +128,7 @@ def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
 
-@contextlib.contextmanager
-def _in_time(bench: _Bench) -> Iterator[None]:
+def _in_time(bench: _Bench) -> AbstractContextManager[None]:
     """Context manager in which a step of the overhead model that begins after twice the time raises RequestError."""
     most_s = max(2 * bench.budget_s, _LEAST_S)
     end_s = bench.machine.now_s() + most_s
@@ -139,8 +138,7 @@ def _in_time(bench: _Bench) -> Iterator[None]:
             raise RequestError(f"its steps did not end within {duration(most_s)}")
         return run(*arguments)
 
-    with patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")}):
-        yield
+    return patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")})
 
 
 @dataclass(frozen=True)

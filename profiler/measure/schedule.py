@@ -144,14 +144,13 @@ class Schedule:
     def __post_init__(self) -> None:
         self._start_s = self.now_s()
         self._states = {cell: CellState() for cell in self.plan.grid.cells}
+        self.round = 0
         for outcome in self.earlier:
             if isinstance(outcome, Gap):
                 self._states[outcome.cell].gap = outcome
             else:
                 self._states[outcome.cell].repetitions.append(outcome)
-        self.round = 1 + max(
-            (repetition.round for state in self._states.values() for repetition in state.repetitions), default=-1
-        )
+                self.round = max(self.round, outcome.round + 1)
         self._costs = Costs(self.plan)
         self._swing = 0.0
         self._shuffle = random.Random(_SEED)

@@ -110,11 +110,9 @@ class Subject:
         free_bytes = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
         if safely or self.machine.may_spill:
             free_bytes -= ranks * int(need.fragmentation_bytes)
-        if needed_bytes > free_bytes:
-            return (
-                f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, free_bytes) / 1e9:.1f} GB is left"
-            )
-        return None
+        if needed_bytes <= free_bytes:
+            return None
+        return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, free_bytes) / 1e9:.1f} GB is left"
 
     def fitting(self, batch_sizes: Iterable[int]) -> list[int]:
         """Return the batch sizes at which a cell of the grid fits into memory."""
@@ -154,10 +152,7 @@ class Subject:
         )
 
     def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
-        """Number of rows from which all of bitsandbytes' 4-bit kernels would first write a dense copy.
-
-        None if never, if bitsandbytes does not import, or if the weights are already narrow in another format.
-        """
+        """Rows from which all of bitsandbytes' 4-bit kernels would write a dense copy; None if never, or not known."""
         request, cuda = self.request, self.machine.is_cuda
         if not cuda and four_bit_fuses_on_cpu():
             return None

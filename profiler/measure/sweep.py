@@ -32,8 +32,7 @@ _MOST_WARM_UPS = 4
 _WARM_UP_STEPS = 8
 _LEAST_STEPS = 1 + LEAST_SAMPLES  # the first one pays for the growth of the cache
 _NO_MEMORY = ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
-"""Words for out of memory: of torch on CUDA and on CPUs (c10/core/impl/alloc_cpu.cpp), and of CUDA's libraries
-(CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED)."""
+"""Words for out of memory of torch, on CUDA and on CPUs (c10/core/impl/alloc_cpu.cpp), and of CUDA's libraries."""
 _REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 

@@ -95,10 +95,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
 
 
 def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[Interval]:
-    """Kernels and copies on the device; on a CPU, the operators that no other operator called.
-
-    A range named by compiled code (`record_function`) is also a CUDA event, but runs nothing.
-    """
+    """Kernels and copies on the device, without ranges that compiled code names; on a CPU, the outermost operators."""
     with recorded(cuda=machine.is_cuda) as profiler:
         step()
         machine.clock.synchronize()
@@ -116,10 +113,7 @@ def _under_profiler(step: Callable[[], object], machine: Machine, target: Path |
 
 
 def _export(profiler: Any, target: Path) -> None:
-    """Write a small, compressed trace: what browsers' viewers need, without torch's own annotations.
-
-    The filter also keeps the host's name, which torch writes, and the path of torch's file out of it.
-    """
+    """Write a small, compressed trace for browsers, without torch's own annotations, its path and the host's name."""
     with tempfile.TemporaryDirectory(prefix="roofscope-trace-") as folder:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList
@@ -36,7 +36,6 @@ from profiler.quant.storage import model_storage_bytes
 from profiler.quant.torchao import int4_group_size
 from profiler.stats import undisturbed
 
-_T = TypeVar("_T")
 _TURNS = 3
 """Calls of each side that are timed, in turn."""
 _TOKENS = 8
@@ -73,21 +72,19 @@ _MORE_PREFILLS = 2
 def circumstances_here(subject: Subject, known: Circumstances) -> Circumstances:
     """Return what decides which changes can be tried: `known` facts, and what this process knows of its model."""
     engine, cores = next(iter(subject.engines)), subject.work.of_kind(AttentionCore)
+    int4_group, has_quantised_cache = None, False
+    with suppress(RequestError):  # no group divides every layer
+        int4_group = int4_group_size(subject.loaded.module)
+    with suppress(RequestError):  # an older transformers, or a model with windows
+        has_quantised_cache = quantized_cache(subject.loaded.config, CACHE_FORMATS["fp8"]) is not None
     return replace(
         known,
         kernel=subject.paths[engine, "decode"].kernel,
         grouped_heads=any(core.query_heads != core.kv_heads for core in cores),
         cores=physical_cores(),
-        int4_group=_or_none(partial(int4_group_size, subject.loaded.module)),
-        quantised_cache=_or_none(partial(quantized_cache, subject.loaded.config, CACHE_FORMATS["fp8"])) is not None,
+        int4_group=int4_group,
+        quantised_cache=has_quantised_cache,
     )
-
-
-def _or_none(call: Callable[[], _T]) -> _T | None:
-    try:
-        return call()
-    except RequestError:  # no group divides every layer; an older transformers, or a model with windows
-        return None
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,7 @@ class DriftProbe:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        limits = effort.STANDARD
-        self._calls, self._most_bursts = limits.drift_calls, limits.drift_bursts
+        self._effort = effort.STANDARD
         self._buffer = torch.rand(PROBE_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
@@ -91,9 +90,11 @@ class DriftProbe:
     def _settled_s(self, call: Callable[[], object]) -> float:
         deadline_s = self._machine.now_s() + _MOST_S
         [first_s] = time_calls(call, self._machine.clock, 1)
-        calls = max(1, min(self._calls, int(_MOST_S / first_s))) if first_s > 0 else self._calls
+        calls = self._effort.drift_calls
+        if first_s > 0:
+            calls = max(1, min(calls, int(_MOST_S / first_s)))
         bursts = [statistics.median(time_calls(call, self._machine.clock, calls))]
-        while len(bursts) < self._most_bursts and self._machine.now_s() < deadline_s:
+        while len(bursts) < self._effort.drift_bursts and self._machine.now_s() < deadline_s:
             bursts.append(statistics.median(time_calls(call, self._machine.clock, calls)))
             if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
                 break

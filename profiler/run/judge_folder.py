@@ -86,11 +86,8 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
 
 def _of_other_engines(facts: Facts, judgement: Judgement) -> list[str]:
     """What published figures say of vLLM and similar engines, next to the advice on a step of transformers."""
-    steps = [
-        cell
-        for cell in judgement.judged
-        if cell.key.phase == "decode" and cell.key.cell.engine not in facts.owning_engines
-    ]
+    steps = [cell for cell in judgement.judged if cell.key.phase == "decode"]
+    steps = [cell for cell in steps if cell.key.cell.engine not in facts.owning_engines]
     sheet, model = next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.model
     if sheet is None or not steps or not judgement.answer.sentences:
         return []

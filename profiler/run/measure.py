@@ -88,8 +88,7 @@ def explain_cells(session: Session) -> None:
     if session.subject.loaded.offloaded:
         return
     timed, engines = session.ledger.gathered.repetitions, session.subject.engines
-    cells = [cell for cell in session.prepared.grid.cells if cell in timed]
-    measured = [cell for cell in cells if not engines[cell.engine].owned]
+    measured = [cell for cell in session.prepared.grid.cells if cell in timed and not engines[cell.engine].owned]
     if not measured:
         return
     _replay(session, measured)

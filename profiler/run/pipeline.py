@@ -322,9 +322,7 @@ def _on_one_grid(prepared: Sequence[PreparedRun], listener: Listener) -> list[Pr
 
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:
     """Return the health of each device of `run_devices`, compared with the others."""
+    named = zip(devices, runs, strict=True)
     return healths(
-        [
-            DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)
-            for name, run in zip(devices, runs, strict=True)
-        ]
+        [DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings) for name, run in named]
     )

@@ -49,10 +49,7 @@ class PrecisionDifference:
 
 
 def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
-    """Every cell of the further runs, compared with the same cell of the first.
-
-    Cells are matched without their new tokens, on which the context of a decode depends.
-    """
+    """Every cell of the further runs, compared with the one of the same sizes in the first, whatever its new tokens."""
 
     def sizes(row: CellResult) -> CellKey:
         return replace(row.key, cell=replace(row.key.cell, new_tokens=0))

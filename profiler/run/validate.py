@@ -85,10 +85,7 @@ _PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
 
 
 def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:
-    """Check a request by its model and device before anything is loaded or written.
-
-    Without a named grid it is one of `ladder`, by default one of `default_grids`. Raises RequestError.
-    """
+    """Check a request before anything is loaded; `ladder` replaces the default grids. Raises RequestError."""
     options = with_defaults(options)
     request, config = resolve_request(options)
     prompts, grids = resolve_grids(options, request, config, ladder)

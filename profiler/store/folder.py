@@ -106,18 +106,14 @@ def read_document(folder: Path) -> RunDocument:
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
         if isinstance(version, int) and version < OLDEST_SCHEMA:
-            raise RunError(
-                f"{folder} was written by an older roofscope (schema {version}); read it with roofscope"
-                f" {_LAST_OF_OLDER}, or measure again."
+            raise RunError(  # 0.3.0 is the last release that reads older schemas
+                f"{folder} was written by an older roofscope (schema {version}); read it with roofscope 0.3.0, or"
+                " measure again."
             )
         return document_of(content)
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
-
-
-_LAST_OF_OLDER = "0.3.0"
-"""The last release that reads schemas before `OLDEST_SCHEMA`."""
 
 
 def read_run(folder: str | PathLike[str]) -> Run:

@@ -91,7 +91,7 @@ def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
 
 def write_operators(folder: Path, facts: Facts) -> None:
     """Replace operators.csv."""
-    replace_file(folder / OPERATORS_FILE, "".join(operators_csv(facts)))
+    replace_file(folder / OPERATORS_FILE, operators_csv(facts))
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
