@@ -76,7 +76,7 @@ def measure_overhead(
     """Return the overhead of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
     Batch sizes that are not begun within the time of all are left out, except the first; so is an engine at twice its
-    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps by itself take as long.
+    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps still take as long.
 
     It is measured on the overhead model. Decode steps of a compiling engine are left out: the overhead model's compiled
     code would differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is
@@ -122,7 +122,7 @@ def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *sett
 
 
 def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
-    """Whether four steps by itself take as long as the kept samples, within 10 % or their interval."""
+    """Whether four steps of the overhead model still take as long, within 10 % or the samples' interval."""
     now_s = undisturbed(overhead_model_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
     decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
