@@ -125,9 +125,9 @@ def test_the_choice_holds_next_to_a_neighbour_and_follows_a_faster_or_slower_mac
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def chosen(factor: float, **options: Any) -> Grid:
-        requested = replace(prepared, options=replace(prepared.options, **options))
+        request = replace(prepared, options=replace(prepared.options, **options))
         pace = pace_of(tiny_folder, factor * seconds, factor * seconds / 2, 2.0)
-        return choose_grid(requested, steady_pace(requested, pace), budget(60.0))[0]
+        return choose_grid(request, steady_pace(request, pace), budget(60.0))[0]
 
     assert {chosen(factor) for factor in (first, 1.0, 1.5, 2.0, 1.2, 1.9, 1.0, 1.1, 1.7, 2.0)} == {chosen(first)}
     fresh = {factor: chosen(factor, fresh=True) for factor in (0.01, 1.0, 100.0)}

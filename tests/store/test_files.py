@@ -357,7 +357,7 @@ def judged(folder: Path) -> None:
 def test_at_each_write_of_the_reports(
     tmp_path: Path, small_page: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
-    """An error at any fsync or replacement leaves each file old or new, no draft, and a repetition succeeds."""
+    """An error at any fsync or replacement leaves each file old or new, no draft, and a second attempt succeeds."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
     for name in DERIVED:
         if not (folder / name).exists():
