@@ -30,7 +30,7 @@ from profiler.patching import patched
 NGRAM = "ngram"
 """Drafts that copy what followed the last tokens where the text had them before."""
 _NGRAM_TOKENS = 10
-"""Tokens that it copies: the default of transformers' `PromptLookupCandidateGenerator`."""
+"""Tokens of each: the default of transformers' `PromptLookupCandidateGenerator`."""
 _TURNS = 3
 
 

@@ -70,7 +70,7 @@ def replay_kernels(
     their linears get the same rows and find as much of their weights in a cache.
 
     `budget_s` is for all replays. A replay that takes longer than the time left, estimated from its step in `steps_s`,
-    is left out. `guard` suppresses the error of a replay that fails, but that of a lost device.
+    is left out. `guard` suppresses the error of a replay that fails, but not DeviceError for a lost device.
     """
     linears = replayable_linears(subject.work, subject.loaded.module)
     shapes = _keys_by_shape(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
@@ -248,7 +248,7 @@ def conversions(
 def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
     """Return steps that fill the gaps between the rows (tokens) of `keys`: each number is doubled up to the next.
 
-    Fewer rows than any prompt has are a decode step of that many sequences; more are one prompt. Each engine has steps.
+    Fewer rows than any prompt has are a decode step of that many sequences; more are a prompt. Each engine has its own.
     """
     prompts = [key.tokens for key in keys if key.phase == "prefill"]
     shortest = min(prompts, default=math.inf)

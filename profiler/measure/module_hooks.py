@@ -136,7 +136,7 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
     touched = []
 
     def note(operator: Experts, module: object, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Add (distinct experts, their expected number, all experts) of one call, of whose arguments one is indices."""
+        """Add (distinct experts, their expected number, all experts) of a call, given [tokens, k] indices."""
         for value in (*args, *named.values()):
             if isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64) and value.dim() == 2:
                 real = value[(value >= 0) & (value < operator.num_experts)]
