@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,18 +107,6 @@ def measure_drafts(
     accepted = [end - begin - 1 for begin, end in zip(first.lengths, ends, strict=True)]
     typical = max(1, round(statistics.mean(first.drafted[1:] or first.drafted)))
     context = len(draft.prompt) + len(first.tokens) // 2
-    here, dtype = ceilings.ceiling_set(""), dtype_name(subject.request.dtype)
-
-    def floor_s(of: ModelWork, batch: int, drafted: int) -> float:
-        """The least time of a step that verifies so many drafts."""
-        return float(sum(ceiling_times(of, verifying(batch, drafted, context), here, dtype)))
-
-    def floor_at(batch: int) -> DraftFloor:
-        drafting_s = typical * floor_s(work, batch, 0) if work is not None else 0.0  # copies of n-grams take no time
-        return DraftFloor(
-            batch, typical, floor_s(subject.work, batch, 0), floor_s(subject.work, batch, typical), drafting_s
-        )
-
     agree = [mine == theirs for mine, theirs in zip(first.tokens, own.tokens, strict=False)]
     return Drafting(
         draft=draft.name,
@@ -130,12 +118,27 @@ def measure_drafts(
         assisted_s=tuple(answer.later_s for answer in assisted[1:]),
         drafting_s=tuple(sum(answer.drafting_s[1:]) for answer in assisted[1:]),
         plain_s=tuple(answer.later_s for answer in plain[1:]),
-        floors=tuple(map(floor_at, subject.grid.batch_sizes)),
+        floors=tuple(_floors(subject, work, typical, context, ceilings)),
     )
 
 
+def _floors(
+    subject: Subject, drafting: ModelWork | None, drafted: int, context: int, ceilings: Ceilings
+) -> Iterator[DraftFloor]:
+    """Floors at the grid's batches. A draft model makes each draft in a step; copies of n-grams take no time here."""
+    here, dtype = ceilings.ceiling_set(""), dtype_name(subject.request.dtype)
+
+    def floor_s(of: ModelWork, batch: int, count: int) -> float:
+        return float(sum(ceiling_times(of, verifying(batch, count, context), here, dtype)))
+
+    for batch in subject.grid.batch_sizes:
+        drafting_s = drafted * floor_s(drafting, batch, 0) if drafting is not None else 0.0
+        one_s, verifying_s = (floor_s(subject.work, batch, count) for count in (0, drafted))
+        yield DraftFloor(batch, drafted, one_s, verifying_s, drafting_s)
+
+
 def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int, options: dict[str, Any]) -> _Answer:
-    """Return a greedy answer; `options` are those of assisted generation, or empty."""
+    """A greedy answer; `options` are those of assisted generation, or empty."""
     answer = _Answer([], math.nan, [], [], [])
     ends: list[float] = []
 

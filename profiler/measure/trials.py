@@ -221,10 +221,7 @@ class Trials:
 
     @cached_property
     def layers(self) -> int:
-        """Layers of the model that is loaded for a change: all if there is time, else as many as there is time for.
-
-        Few layers would stay in a cache from step to step, which the whole model's do not.
-        """
+        """Layers of the model that is loaded for a change, as many as there is time for: few would stay in a cache."""
         pattern = self._pattern
         short = sum(self.is_short(change) for change in self.changes)
         if pattern is None or not short or not self.cells:
