@@ -288,7 +288,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
 
 
 def run_devices(options: Options, devices: Sequence[str], listener: Listener) -> list[Run]:
-    """Profile the model on each device, in a folder each. Raises RequestError before the first run for an impossible one."""
+    """Profile the model on each device, in a folder each. Raises RequestError, if at all, before the first run."""
     # Measured fresh: cached ceilings may be those of another card of the same kind.
     each = [replace(options, device=name, fresh=True) for name in devices]
     return _run_each(each, devices, "--device", listener)
