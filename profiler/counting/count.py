@@ -36,7 +36,7 @@ from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
-from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
+from profiler.quant.checkpoints import Gguf, as_dense_config, counted_config, gguf_format, published_format
 from profiler.quant.registry import Quant, known_quant
 from profiler.quant.stored_formats import stored_format
 
@@ -363,7 +363,7 @@ def _on_meta(
         quant, rented = "none", True
     if ranks != 1:
         check_cut(ranks, source, quant)
-    config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
+    config = counted_config(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
     if rented and dtype == "auto":
         kind = in_16_bits(kind)

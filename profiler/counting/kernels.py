@@ -101,7 +101,7 @@ def math(call: Call) -> Cost:
     multiplies Q and K by the square root of the scale. For several queries without a mask it makes a causal mask.
 
     The first matmul writes a score, the mask is added in place, the softmax reads and writes it, and the second
-    product reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
+    one reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
     reads and writes the score again. 16-bit scores are copied too, into an unused result.
 
     Copies, repeated heads, the scaled Q and masks exist until the end. The peak is either at the first matmul, with

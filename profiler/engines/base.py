@@ -42,8 +42,8 @@ class Engine(Protocol):
     """Whether prompts of unequal lengths are padded to the longest, with a mask."""
     whole_calls: ClassVar[bool] = False
     """Whether a cell is timed by `call`, which runs the prompt and all steps."""
-    taxes: ClassVar[bool] = False
-    """Whether such a call runs the same steps as roofscope's loop, so that its overhead can be measured."""
+    calls_generate: ClassVar[bool] = False
+    """Whether `call` is transformers' `generate`, whose overhead over the same steps in a loop can be measured."""
     keeps_last_logits: bool
     """Whether the LM head of a prefill runs only on the last position."""
     kept_bytes: int = 0

@@ -280,7 +280,7 @@ class GenerateEngine(EagerEngine):
     name = "generate"
     hookable = False
     whole_calls = True
-    taxes = True
+    calls_generate = True
 
     def call(
         self,

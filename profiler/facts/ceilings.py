@@ -177,7 +177,7 @@ class Ceilings(Fact, kind="roofs"):
     collective: Link | None = None
     """The link between the ranks that share the model; None with one device."""
     host: HostPace | None = None
-    """Overhead speed of the host; None if not measured."""
+    """Speed of a host core at launching kernels; None if not measured."""
     measured_s: float = 0.0
     """Seconds that the measurement took."""
     measured_at_unix_s: float = 0.0
@@ -280,8 +280,8 @@ class Ceilings(Fact, kind="roofs"):
         A ceiling that was not measured is the peak of `sheet`, if the card has one, or left out.
         """
         streams = {name: ceiling for name, ceiling in self.memory.items() if not name.startswith(GEMV)}
-        matmul = self.memory.get(f"{GEMV} {model_dtype}")
-        memory = {**streams, **({GEMV: matmul} if matmul else {})}
+        gemv = self.memory.get(f"{GEMV} {model_dtype}")
+        memory = {**streams, **({GEMV: gemv} if gemv else {})}
         compute = {name: self.compute[name] for name in dtypes if name in self.compute}
         if sheet is not None:
             peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes if name not in compute}
@@ -343,7 +343,7 @@ def machine_times(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> li
 
 
 def drift(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> float:
-    """Return the change of the machine from the first half of its probe's readings to the second, as a share.
+    """Return the change of the machine's speed from the first half of the readings to the second, as a share.
 
     Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts.
     """

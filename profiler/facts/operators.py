@@ -136,7 +136,7 @@ class Cause(StrEnum):
     """Counted in pages, not in bytes."""
     DEQUANTISATION = "dequantisation round trip"
     INT8_INPUTS = "int8 inputs"
-    INT32_MATMULS = "int32 matmuls"
+    INT32_RESULTS = "int32 results"
     OUTLIERS = "int8 outlier columns"
 
 

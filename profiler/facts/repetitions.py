@@ -17,7 +17,7 @@ Status = Literal["ok", "oom", "skipped", "failed", "forecast"]
 
 @dataclass(frozen=True, slots=True)
 class Repetition(Fact, kind="visit"):
-    """One sample of one cell: a measured prefill and the decode loop after it."""
+    """One measurement of a cell: a prefill and the decode loop after it."""
 
     cell: Cell
     round: int

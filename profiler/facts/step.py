@@ -234,7 +234,7 @@ class StoredWeight:
         """Return the bytes that the kernel moves only to convert between formats, for `rows` tokens, by cause.
 
         A dense copy of a 4-bit weight is written and read back (`writes_dense_copy`). LLM.int8() casts its input to
-        float16, quantises it, and writes its product in int32 before scaling. Columns with outliers are extracted
+        float16, quantises it, and writes its result in int32 before scaling. Columns with outliers are extracted
         from the input and the weight (in int8, float32 and 16 bits), and their product is added to the output.
         Source: bitsandbytes 0.50, autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py,
         `int8_mixed_scaled_mm`.
@@ -247,7 +247,7 @@ class StoredWeight:
         cast = 0 if str(activations) == "torch.float16" else activations.itemsize + 2 * _FLOAT16_BYTES
         amounts: dict[Cause, Count] = {
             Cause.INT8_INPUTS: rows * self.in_features * (cast + 2),
-            Cause.INT32_MATMULS: rows * self.out_features * 2 * _INT32_BYTES,
+            Cause.INT32_RESULTS: rows * self.out_features * 2 * _INT32_BYTES,
         }
         if outlier_columns:
             weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)

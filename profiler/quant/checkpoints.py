@@ -181,7 +181,7 @@ def as_dense_config(config: Any) -> Any:
     return plain
 
 
-def requested_form(config: Any, dtype_requested: bool) -> Any:
+def counted_config(config: Any, dtype_requested: bool) -> Any:
     """The config to count: as published, or dense if a requested dtype replaces blocks of floats (MXFP4, FP8)."""
     return as_dense_config(config) if dtype_requested and published_format(config) in _FLOAT_FORMS else config
 
