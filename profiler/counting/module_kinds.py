@@ -126,12 +126,8 @@ def is_router(module: nn.Module) -> bool:
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module is routed experts: one bank of 3-D weights, or a list of MLPs (`PackedExpert`)."""
     if isinstance(module, nn.ModuleList):
-        first = next(iter(module), None)
-        return (
-            first is not None
-            and "expert" in type(first).__name__.lower()
-            and any(formats.is_linear(part) for part in first.modules())
-        )
+        first = next(iter(module), nn.Identity())
+        return "expert" in type(first).__name__.lower() and any(map(formats.is_linear, first.modules()))
     has_bank = bool(expert_banks(module)) or formats.triton_mxfp4_matrices(module) is not None
     return "expert" in type(module).__name__.lower() and has_bank
 

@@ -34,8 +34,7 @@ class Engine(Protocol):
     eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
     """Phases in which the overhead model has the overhead of the model; compiled code would differ."""
     replays_as_graph: ClassVar[bool] = False
-    """Whether a decode step is one launch of a captured graph. It needs a device that captures, and a model without a
-    sliding window that the host moves."""
+    """Whether a decode step is one launch of a captured graph, which no sliding window that the host moves allows."""
     keeps_cache: ClassVar[bool] = False
     """Whether the cache of a shape is emptied and reused between prefills, instead of newly created."""
     pads: ClassVar[bool] = False

@@ -164,8 +164,7 @@ class Ceilings(Fact, kind="roofs"):
     stream_bytes: int
     """Size of the streamed buffers."""
     beyond_cache: bool
-    """Whether no cache served the buffers: they are at least four times the reported last-level caches, or their
-    bandwidth showed it."""
+    """Whether no cache served the buffers, by their size (four times the reported caches) or by their bandwidth."""
     curve: tuple[CurvePoint, ...] = ()
     """Read bandwidth by buffer size, up to the streamed buffers; caches show as steps."""
     launch: Mapping[str, float] = field(default_factory=dict)
@@ -334,12 +333,11 @@ def machine_times(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> li
     A GPU's matmuls are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
     out.
     """
+    memory = [each.memory for each in drift_readings]
+    if not on_gpu:
+        return [memory, [each.compute for each in drift_readings]]
     cycles = [each.compute * each.clock_hz for each in drift_readings if each.clock_hz]
-    compute, memory = (
-        cycles if on_gpu else [each.compute for each in drift_readings],
-        [each.memory for each in drift_readings],
-    )
-    return [memory, compute] if len(compute) == len(drift_readings) else [memory]
+    return [memory, cycles] if len(cycles) == len(memory) else [memory]
 
 
 def drift(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> float:

@@ -13,7 +13,6 @@ Amount = int | float
 NO_AMOUNTS: Mapping[Cause, Amount] = {}
 """The redundant work of most operators; one shared object, since a large run has hundreds of thousands."""
 
-
 _TILE = 128
 _ROW_BITS = 128
 

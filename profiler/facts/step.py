@@ -16,7 +16,7 @@ from profiler.grid.cells import CellKey
 if TYPE_CHECKING:
     import torch
 
-_FLOAT32_BYTES = 4
+FLOAT32_BYTES = 4
 _FLOAT16_BYTES = 2
 _INT32_BYTES = 4
 
@@ -250,7 +250,7 @@ class StoredWeight:
             Cause.INT32_RESULTS: rows * self.out_features * 2 * _INT32_BYTES,
         }
         if outlier_columns:
-            weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
+            weight_column = self.out_features * (2 + 1 + 2 * FLOAT32_BYTES + 2 * activations.itemsize)
             input_column = rows * 3 * activations.itemsize
             added = rows * self.out_features * 2 * activations.itemsize
             amounts[Cause.OUTLIERS] = outlier_columns * (weight_column + input_column) + added

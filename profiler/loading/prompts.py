@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,11 @@ class Prompts:
         lens = [cell.prompt_len] * cell.batch_size
         if batch and longest(batch) == cell.prompt_len:
             lens = [request.prompt_len for request in batch]
-        return self._rows(lens, cell.prompt_len, pads=cell.engine == PADDED_ENGINE)
-
-    def _rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
-        """Token ids [len(lens), width], first of prompts of these lengths: padded on the left, or else repeated."""
+        width, pads = cell.prompt_len, cell.engine == PADDED_ENGINE
         if not self.real:
             generator = torch.Generator().manual_seed(1_000_003 * len(lens) + width)
             return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
+        # First the prompts of these lengths: padded on the left, or else repeated.
         of_length = {
             length: itertools.cycle(sorted(self.real, key=lambda prompt: len(prompt) != length)) for length in set(lens)
         }

@@ -11,6 +11,7 @@ from torch import nn
 
 from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
+from profiler.patching import patched
 from profiler.quant.registry import ConversionCall, library_of
 
 _GGUF_FUSED_ROWS = 8
@@ -218,13 +219,9 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     state = module.state
 
     def call() -> object:
-        threshold = state.threshold
-        _check_outliers(x.to(torch.float16), threshold)
-        state.threshold = 0.0
-        try:
+        _check_outliers(x.to(torch.float16), state.threshold)
+        with patched(state, threshold=0.0):
             return module(x)
-        finally:
-            state.threshold = threshold
 
     return call
 
