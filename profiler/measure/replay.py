@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from profiler.device.clock import time_in_turn
+from profiler.device.clock import time_apart
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.quant.storage import without_waiting
@@ -206,6 +206,6 @@ def _replay_graph(
             return len(samples) >= (_LEAST_LATE_REPLAYS if late else _LEAST_REPLAYS) and (late or _is_settled(samples))
 
         while not is_enough():
-            [[seconds]] = time_in_turn([replay], machine.clock, 1, flush=flush)
+            [seconds] = time_apart(replay, machine.clock, 1, flush=flush)
             samples.append(seconds)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)
