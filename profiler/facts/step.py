@@ -114,11 +114,6 @@ class ExecutionPath:
     outlier_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns that LLM.int8() multiplies in 16 bits next to its int8 matmul, by operator; they depend on the data."""
 
-    @property
-    def fused(self) -> bool:
-        """Whether attention without a mask keeps its scores on chip."""
-        return self.attention != "eager" and self.kernel != UNFUSED_KERNEL
-
 
 @dataclass(frozen=True)
 class Work:
