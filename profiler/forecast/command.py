@@ -32,7 +32,7 @@ from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
 from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.checkpoints import requested_form
+from profiler.quant.checkpoints import counted_config
 from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant
 from profiler.quant.stored_formats import quant_of, stored_format
 from profiler.store.document import RunDocument
@@ -201,7 +201,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
     """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name or without a basis."""
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
     known_quant(quant, counted=True)
-    config = requested_form(load_config(source), request.dtype != "auto")
+    config = counted_config(load_config(source), request.dtype != "auto")
     dtype = model_dtype(request.dtype, config)
     if quant != "none":  # the parts that a format leaves dense run in 16 bits
         check_packed_dtype(request.dtype, quant)

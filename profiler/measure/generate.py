@@ -32,7 +32,7 @@ def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> I
     """
     deadline_s = subject.machine.now_s() + budget_s
     for cell in cells:
-        if not subject.engines[cell.engine].taxes:
+        if not subject.engines[cell.engine].calls_generate:
             continue
         if subject.machine.now_s() > deadline_s:
             return

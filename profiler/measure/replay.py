@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from profiler.device.clock import time_in_turn
+from profiler.device.clock import time_apart
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.quant.storage import without_waiting
@@ -174,6 +174,6 @@ def _replay_graph(
         while not _is_settled(samples):
             if len(samples) >= _LEAST_REPLAYS and machine.now_s() >= deadline_s:
                 break
-            [[seconds]] = time_in_turn([replay], machine.clock, 1, flush=flush)
+            [seconds] = time_apart(replay, machine.clock, 1, flush=flush)
             samples.append(seconds)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)

@@ -218,7 +218,7 @@ def execution_paths(
                 cache_format=engine.cache_format,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,
-                gathers_experts=engine.taxes and experts == "grouped_mm" and request.device.type != "cpu",
+                gathers_experts=engine.calls_generate and experts == "grouped_mm" and request.device.type != "cpu",
                 outlier_columns=outliers.get(phase, {}),
             )
     return paths

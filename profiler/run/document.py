@@ -85,7 +85,7 @@ def opening(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
             instrument_s_per_step=clock_s,
-            generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
+            generate=tuple(name for name, engine in subject.engines.items() if engine.calls_generate),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
             owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
         ),

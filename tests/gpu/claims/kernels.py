@@ -237,7 +237,7 @@ def judge(
         for part, call_s, convert_s in zip(kernel.parts, of_parts[::3], of_parts[2::3], strict=True)
     ]  # fmt: skip
     overhead = Overhead(overhead_model_s, min(sum(of_parts[1::3]), overhead_model_s))
-    step_ceilings = StepCeilings(memory_per_s, overhead, machine.info.hides_overhead, fetch_s=fetch_s)
+    step_ceilings = StepCeilings(memory_per_s, overhead, machine.is_cuda, fetch_s=fetch_s)
     split = break_down(whole_s, demands, 0.0, step_ceilings)
     key = CellKey("decode", Cell(1, 1, 1))
     work = [OperatorWork("", "other", 1, "float32", part.flops, part.nbytes, 0.0, 0.0) for part in kernel.parts]
