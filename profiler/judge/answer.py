@@ -13,7 +13,7 @@ from profiler.facts.measurements import NotTried, Trial
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cell_stages import BrokenDown, Judged
+from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, not_tried, saves_clearly
 from profiler.judge.engine_differences import causes_of
 from profiler.judge.regimes import PACED_SHARE, Flag
@@ -197,7 +197,7 @@ def _because(cell: Judged, setting: Setting) -> str:
     regime, s = cell.verdict.regime, cell.terms
     if regime == "memory-bound":
         kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
-        ceiling_per_s = cell.broken_down.ceilings.memory_bytes_per_s
+        ceiling_per_s = cell.ceilings.memory_bytes_per_s
         cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
         return (
             f"memory-bound{kv}: {duration(s.latency_s)} per step, at"
@@ -207,8 +207,8 @@ def _because(cell: Judged, setting: Setting) -> str:
     if regime == "compute-bound":
         return (
             f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.timed.flops_per_s / cell.broken_down.ceiling_flops_per_s)}"
-            f" of the {_compute_ceiling(cell.broken_down, setting)}"
+            f" {percent(cell.timed.flops_per_s / cell.ceiling_flops_per_s)}"
+            f" of the {_compute_ceiling(cell, setting)}"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
@@ -217,7 +217,7 @@ def _because(cell: Judged, setting: Setting) -> str:
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
         longest = "".join(
             f"; the longest is {kernel.name}, {duration(kernel.seconds)} in {several(kernel.calls, 'call', 'calls')}"
-            for kernel in cell.broken_down.longest[:1]
+            for kernel in cell.longest[:1]
         )
         return (
             f"slow-kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
@@ -237,8 +237,8 @@ def _because(cell: Judged, setting: Setting) -> str:
     is_far = regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
     where = ", far from every ceiling" if is_far else ""
     paced = ""
-    if regime == "mixed" and cell.broken_down.host_pace_s >= PACED_SHARE * s.latency_s:
-        paced = f"; its host takes {duration(cell.broken_down.host_pace_s)} to launch it, so both set its pace"
+    if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
+        paced = f"; its host takes {duration(cell.host_pace_s)} to launch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
 
 
@@ -246,7 +246,7 @@ def _source(setting: Setting) -> str:
     return "measured here" if setting.measured else "expected"
 
 
-def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
+def _compute_ceiling(cell: Judged, setting: Setting) -> str:
     per_s = cell.ceiling_flops_per_s
     ceiling, at_clock = scaled(per_s / cell.timed.clock_share, "FLOP/s"), scaled(per_s, "FLOP/s")
     ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
@@ -256,13 +256,13 @@ def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
 
 def _overhead(cell: Judged, setting: Setting) -> str:
     s = cell.terms
-    graph_saves_s = s.latency_s - (cell.broken_down.measurement.graph_step_s or s.latency_s)
+    graph_saves_s = s.latency_s - (cell.measurement.graph_step_s or s.latency_s)
     if s.generate_s > max(s.overhead_s, s.engine_s):
         return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.overhead_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.here.on_gpu:  # the rest of overhead overlaps with the GPU's work
-        pace_s, overhead = cell.broken_down.host_pace_s, cell.broken_down.ceilings.overhead
+        pace_s, overhead = cell.host_pace_s, cell.ceilings.overhead
         least_s = min(overhead.least_s, overhead.step_s) if overhead else 0.0
         ends_s = least_s or pace_s, max(pace_s, cell.timed.undisturbed_s)
         host = " to ".join(dict.fromkeys(map(duration, ends_s)))
@@ -314,10 +314,10 @@ def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
-        share = best.timed.flops_per_s / best.broken_down.ceiling_flops_per_s
+        share = best.timed.flops_per_s / best.ceiling_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {_compute_ceiling(best.broken_down, setting)},"
+            f" of the {_compute_ceiling(best, setting)},"
             f" {significant(best.timed.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."

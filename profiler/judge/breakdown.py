@@ -115,11 +115,15 @@ class StepTerms(Generic[A]):
     kv_s: A
     compute_s: A
     dequantise_s: A
+    """Converting between formats: dense copies of packed weights, quantised inputs, scaled matmuls."""
     kernel_s: A
     redundant_s: A
     padding_s: A
+    """Positions of a padded batch that hold no token of any prompt."""
     link_s: A
+    """Transfer of offloaded weights to the device, and of results between ranks."""
     overhead_s: A
+    """Time that the host adds: all overhead on a CPU, the part that the device does not hide on CUDA."""
 
     @property
     def device_s(self) -> A:
@@ -277,32 +281,17 @@ TERM_NAMES = {column: term.name for column, term in TERMS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class TimeBreakdown:
+class TimeBreakdown(StepTerms[float]):
     """A measured step in seconds; the terms add up to the measured time."""
 
     latency_s: float
-    weights_s: float
-    kv_s: float
-    compute_s: float
-    dequantise_s: float
-    """Converting between formats: dense copies of packed weights, quantised inputs, scaled matmuls."""
-    kernel_s: float
-    redundant_s: float
-    overhead_s: float
-    """Time that the host adds: all overhead on a CPU, the part that the device does not hide on CUDA."""
     unexplained_s: float
-    device_s: float
-    """Sum over operators of max(F/P, B/W): the time that the work needs at the ceilings."""
     floor_s: float
     """Lower bound of this step on this device, from its ceilings and its overhead."""
-    padding_s: float = 0.0
-    """Positions of a padded batch that hold no token of any prompt."""
     generate_s: float = 0.0
     """Overhead of transformers' `generate` over a step of the profiler's loop; 0 if it was not called."""
     engine_s: float = 0.0
     """Time beyond the ceilings in an engine that loads the model itself; 0 for other engines."""
-    link_s: float = 0.0
-    """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
     host_pace_s: float = 0.0
@@ -314,11 +303,6 @@ class TimeBreakdown:
     def attained(self) -> float:
         """Attained share of the roofline: the time that the work needs at the ceilings over the measured time."""
         return (self.device_s + self.link_s) / self.latency_s
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds for which the device and its link are known to be busy."""
-        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.redundant_s + self.padding_s
 
 
 ADDS_UP = 0.2
@@ -415,7 +399,6 @@ def break_down(
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
-        device_s=terms.device_s,
         floor_s=max(required_s, host_s) if ceilings.overlaps else required_s + host_s,
         host_pace_s=pace_s if ceilings.overlaps else 0.0,
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,

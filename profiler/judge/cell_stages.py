@@ -1,4 +1,6 @@
-"""A cell in four stages, each with the one before: its key, its time, the terms of that time, and its limit."""
+"""A cell in four stages, each with the one before: its key, its time, the terms of that time, and its limit.
+
+The third stage is `Measurement` (profiler/judge/regimes.py)."""
 
 from __future__ import annotations
 
@@ -82,11 +84,12 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class BrokenDown:
-    """A measured cell, and where its time goes."""
+class Judged:
+    """A measured cell: where its time goes, its limit, and what may change its time."""
 
     measurement: Measurement
     """The input of its verdict: its time, its terms, its ceilings and further signals."""
+    verdict: Verdict
     ceiling_flops_per_s: float
     """The compute ceiling, from the dtypes of its matmuls."""
     redundant_s: Mapping[Cause, float] = field(default_factory=dict)
@@ -99,6 +102,14 @@ class BrokenDown:
     """At most the seconds of these kernels in the trace of a prefill; 0 without one."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
+    ragged: RaggedStep | None = None
+    """The costs of unequal prompts; None if they are equal."""
+    tried: tuple[TrialResult, ...] = ()
+    """Changes that were tried at this shape."""
+    engines: tuple[EngineDifference, ...] = ()
+    """Other engines that were measured on this cell, compared with its own."""
+    changes: tuple[ChangeEffect, ...] = ()
+    """Changes that would save time, the largest saving first; empty until all cells of the run are judged."""
 
     @property
     def timed(self) -> Timed:
@@ -107,10 +118,6 @@ class BrokenDown:
     @property
     def key(self) -> CellKey:
         return self.timed.key
-
-    @property
-    def operators(self) -> Sequence[OperatorWork]:
-        return self.timed.operators
 
     @property
     def terms(self) -> TimeBreakdown:
@@ -125,34 +132,6 @@ class BrokenDown:
     def host_pace_s(self) -> float:
         """Overhead of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
         return (self.ceilings.overhead_s or 0.0) if self.ceilings.overlaps else 0.0
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A cell with its limit, and what may change its time."""
-
-    broken_down: BrokenDown
-    verdict: Verdict
-    ragged: RaggedStep | None = None
-    """The costs of unequal prompts; None if they are equal."""
-    tried: tuple[TrialResult, ...] = ()
-    """Changes that were tried at this shape."""
-    engines: tuple[EngineDifference, ...] = ()
-    """Other engines that were measured on this cell, compared with its own."""
-    changes: tuple[ChangeEffect, ...] = ()
-    """Changes that would save time, the largest saving first; empty until all cells of the run are judged."""
-
-    @property
-    def timed(self) -> Timed:
-        return self.broken_down.timed
-
-    @property
-    def key(self) -> CellKey:
-        return self.timed.key
-
-    @property
-    def terms(self) -> TimeBreakdown:
-        return self.broken_down.terms
 
     @property
     def usable(self) -> bool:

@@ -46,7 +46,7 @@ def engine_differences(
         causes: dict[str, float] = {}
         if judged:
             cells = judged[base], judged[key]
-            causes = _gained(*(cell.broken_down.redundant_s for cell in cells))
+            causes = _gained(*(cell.redundant_s for cell in cells))
             if all(adds_up(cell.terms) for cell in cells):
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
         rows.append(

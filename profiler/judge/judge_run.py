@@ -16,7 +16,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.grid.cells import CellKey
 from profiler.judge.answer import Answer, answer_of
-from profiler.judge.cell_stages import BrokenDown, Judged, Timed
+from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
 from profiler.judge.demand import (
@@ -272,17 +272,18 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
     terms, lost = measurement.split, lost_s(facts, key)
     ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
     at_ceiling_per_s = total_work(cell.operators)[0] / ceiling_s if ceiling_s else measurement.compute_flops_per_s
-    broken_down = BrokenDown(
+    return Judged(
         measurement,
+        verdict,
         ceiling_flops_per_s=at_ceiling_per_s,  # as if every matmul were at the ceiling of its dtype
         redundant_s=redundant_s,
         lost_s=lost,
         small_kernels_s=max(0.0, terms.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
         traced_small_s=small_kernels_s(facts, key, terms, redundant_s),
         longest=facts.activity[key].longest if key in facts.activity else (),
+        ragged=ragged_step(facts, key, terms, run.steady),
+        tried=tuple(trial_results(facts.trials.get(key, ()))),
     )
-    tried = tuple(trial_results(facts.trials.get(key, ())))
-    return Judged(broken_down, verdict, ragged_step(facts, key, terms, run.steady), tried)
 
 
 def _measurement(

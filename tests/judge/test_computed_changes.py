@@ -44,7 +44,7 @@ def cell(
         named["redundant_s"] = sum(parts.values())
     total, device = sum(named.values()), named["weights_s"] + named["kv_s"] + named["compute_s"]
     widths_s = {"overhead_s": half_width_s}
-    split = TimeBreakdown(latency_s=total, device_s=device, floor_s=device, half_widths_s=widths_s, **named)
+    split = TimeBreakdown(latency_s=total, floor_s=device, half_widths_s=widths_s, **named)
     key = CellKey(phase, Cell(batch, 512, 32))
     return judged(key, split, verdict, *operators, redundant_s=dict(parts or {}), **(more or {}))
 
