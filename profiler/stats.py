@@ -258,16 +258,12 @@ def _half_width(repetitions: Sequence[Sequence[NDArray[np.float64]]], spread: Re
 
 def _blocks(repetitions: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
     """The samples of each repetition in blocks of neighbours, or one by one where there is less than a block."""
-
-    def of(repetition: Sequence[float]) -> list[NDArray[np.float64]]:
-        size = (
-            BLOCK_STEPS if len(repetition) >= BLOCK_STEPS else 1
-        )  # as one block, their spread would be in no interval
-        return [
-            np.asarray(repetition[start : start + size], dtype=np.float64) for start in range(0, len(repetition), size)
-        ]
-
-    return [of(repetition) for repetition in repetitions if len(repetition)]
+    blocks = []
+    for samples in filter(len, repetitions):
+        size = BLOCK_STEPS if len(samples) >= BLOCK_STEPS else 1  # as one block, their spread would be in no interval
+        starts = range(0, len(samples), size)
+        blocks.append([np.asarray(samples[start : start + size], dtype=np.float64) for start in starts])
+    return blocks
 
 
 def _resampled_medians(repetitions: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, Trial
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, advice_for
-from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
+from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST
 from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, not_tried, saves_clearly
 from profiler.judge.engine_differences import causes_of
@@ -124,14 +124,14 @@ def _tokens(advice: Advice) -> str:
 
 def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
     """What trials found that executed no line, as runs before 0.5.0 did, or for which there is none."""
-    return [
-        f"Measured, not as a line: with {item.trial.form} the {duration(before_s)} step takes {duration(after_s)}"
-        f"{_on_few_layers(item.trial)}."
-        for first in decodes[:1]
-        for item in sorted(first.tried, key=lambda item: item.ratio)[:1]
-        if not item.trial.line and item.change is not None and saves_clearly(first, item)
-        for before_s, after_s in [item.steps_s(first.terms.latency_s)]
-    ]
+    if not (decodes and decodes[0].tried):
+        return []
+    item = min(decodes[0].tried, key=lambda item: item.ratio)
+    if item.trial.line or item.change is None or not saves_clearly(decodes[0], item):
+        return []
+    before, after = map(duration, item.steps_s(decodes[0].terms.latency_s))
+    few = _on_few_layers(item.trial)
+    return [f"Measured, not as a line: with {item.trial.form} the {before} step takes {after}{few}."]
 
 
 def _not_tried(
@@ -196,14 +196,7 @@ def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) ->
 def _because(cell: Judged, setting: Setting) -> str:
     regime, s = cell.verdict.regime, cell.terms
     if regime == "memory-bound":
-        kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
-        ceiling_per_s = cell.ceilings.memory_bytes_per_s
-        cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
-        return (
-            f"memory-bound{kv}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.timed.bytes_per_s / ceiling_per_s)} of the {scaled(ceiling_per_s, 'B/s')}"
-            f" {_source(setting)}{cached}{_largest_other_term(s)}"
-        )
+        return _memory_bound(cell, setting)
     if regime == "compute-bound":
         return (
             f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
@@ -228,6 +221,26 @@ def _because(cell: Judged, setting: Setting) -> str:
         crossing = "the ranks' results" if is_split else "weights"
         to = "the link" if is_split else "to the device"
         return f"link-bound: of {duration(s.latency_s)}, {crossing} take {duration(s.link_s)} to cross {to}"
+    return _no_single_limit(cell)
+
+
+def _memory_bound(cell: Judged, setting: Setting) -> str:
+    s, ceiling_per_s = cell.terms, cell.ceilings.memory_bytes_per_s
+    kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
+    cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
+    others = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
+    term = max(others, key=lambda name: getattr(s, name))
+    name = "generate itself" if term == "generate_s" else TERM_NAMES[term]
+    is_named = getattr(s, term) >= _LEAST_STEP_SHARE * s.latency_s
+    other = f", {duration(getattr(s, term))} of it {name}" if is_named else ""
+    return (
+        f"memory-bound{kv}: {duration(s.latency_s)} per step, at {percent(cell.timed.bytes_per_s / ceiling_per_s)} of"
+        f" the {scaled(ceiling_per_s, 'B/s')} {_source(setting)}{cached}{other}"
+    )
+
+
+def _no_single_limit(cell: Judged) -> str:
+    regime, s = cell.verdict.regime, cell.terms
     if -s.unexplained_s > s.latency_s:
         parts_s = s.latency_s - s.unexplained_s
         return (
@@ -239,7 +252,10 @@ def _because(cell: Judged, setting: Setting) -> str:
     paced = ""
     if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
         paced = f"; its host takes {duration(cell.host_pace_s)} to launch it, so both set its pace"
-    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
+    # Parts that add up to more than the step leave a negative rest, which is named like any other term.
+    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
+    terms = ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
+    return f"{regime}{where}: of {duration(s.latency_s)}, {terms}{paced}"
 
 
 def _source(setting: Setting) -> str:
@@ -274,8 +290,8 @@ def _overhead(cell: Judged, setting: Setting) -> str:
 
 
 def _throttled(cell: Judged) -> str:
-    words = f", throttled at {percent(cell.timed.clock_share)} of its clock"
-    return words if Flag.THROTTLED in cell.verdict.flags else ""
+    is_throttled = Flag.THROTTLED in cell.verdict.flags
+    return f", throttled at {percent(cell.timed.clock_share)} of its clock" if is_throttled else ""
 
 
 def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
@@ -286,21 +302,6 @@ def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
         return ""
     since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
     return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
-
-
-def _largest_other_term(s: TimeBreakdown) -> str:
-    terms = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
-    term = max(terms, key=lambda name: getattr(s, name))
-    if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
-        return ""
-    name = "generate itself" if term == "generate_s" else TERM_NAMES[term]
-    return f", {duration(getattr(s, term))} of it {name}"
-
-
-def _largest_terms(s: TimeBreakdown) -> str:
-    # Parts that add up to more than the step leave a negative rest, which is named like any other term.
-    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
-    return ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
 
 
 def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:

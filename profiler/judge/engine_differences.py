@@ -23,7 +23,6 @@ from profiler.units import signed_duration
 _Name = TypeVar("_Name", bound=str)
 # Terms below this share of the difference between two engines are not named.
 _LEAST_TERM_SHARE = 0.05
-_UNKNOWN_CAUSE = "the cause is unknown, because their time breakdowns do not add up"
 
 
 def engine_differences(
@@ -81,8 +80,6 @@ PART_NAMES = {
 """The parts of the overhead of `generate` per decode step.
 
 `cache` and `forward` are differences to the profiler's loop, which has both parts too."""
-
-_SHARED = ("cache", "forward")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
     """Seconds of each part of an overhead, by PART_NAMES; parts of both loops are differences."""
     generate_s = {name: statistics.median(values) for name, values in steps.parts_s.items()}
     own_s = {name: statistics.median(values) for name, values in steps.own_s.items()}
-    parts = {name: generate_s[name] for name in PART_NAMES if name in generate_s and name not in _SHARED}
+    parts = {name: generate_s[name] for name in PART_NAMES if name in generate_s}
     parts["cache"] = generate_s["cache"] - own_s["cache"]
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
@@ -169,7 +166,9 @@ def change_of_engine(item: EngineDifference) -> ChangeId | None:
 
 def causes_of(item: EngineDifference) -> str:
     """The terms that make the difference between two engines, as a list in words; empty if all are small."""
-    return ", ".join(where_it_lies(item)) if item.terms else _UNKNOWN_CAUSE
+    if not item.terms:
+        return "the cause is unknown, because their time breakdowns do not add up"
+    return ", ".join(where_it_lies(item))
 
 
 def where_it_lies(item: EngineDifference) -> list[str]:

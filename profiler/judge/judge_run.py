@@ -84,7 +84,7 @@ class BrokenDownRun:
     @property
     def unexplained(self) -> list[CellKey]:
         """Cells of which more than a fifth of the time is unexplained, the worst first."""
-        shares = {key: _unexplained_share(cell) for key, cell in self.cells.items()}
+        shares = {key: cell.terms.unexplained_s / cell.terms.latency_s for key, cell in self.cells.items()}
         return sorted((key for key in shares if shares[key] > _UNEXPLAINED_SHARE), key=lambda key: -shares[key])
 
 
@@ -141,11 +141,13 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     setting = replace(setting_of(facts), busy=bool(busy))
     # The overhead of `generate` is reported apart.
     others = [item for item in differences if item.engine not in facts.generate_engines]
-    judged, evidence = [], []
+    judged, evidence, unexplained = [], [], run.unexplained
     for key, cell in run.cells.items():
         cell = replace(cell, engines=tuple(item for item in others if item.key.on(item.against) == key))
         judged.append(replace(cell, changes=tuple(changes(cell, setting))))
-        evidence.append(evidence_of(judged[-1], facts.predicted_peak_bytes[key.cell], _in_groups(facts, cell)))
+        at_clock = _at_clock(facts, cell.timed.clock_share)
+        by_group = unexplained_by_group(at_clock, key, cell.terms.latency_s) if key in unexplained else {}
+        evidence.append(evidence_of(judged[-1], facts.predicted_peak_bytes[key.cell], by_group))
     tried = {trial.line for trials in facts.trials.values() for trial in trials}
     # What a part of the run had no time for, a later part may have tried.
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
@@ -201,10 +203,6 @@ def circumstances_of(facts: Facts) -> Circumstances:
         layers=max((work.count for work in cores), default=0),
         packs=model.kind != "gguf",
     )
-
-
-def _unexplained_share(cell: Judged) -> float:
-    return cell.terms.unexplained_s / cell.terms.latency_s
 
 
 def _timed(facts: Facts, key: CellKey, spread: RepetitionSpread) -> Timed:
@@ -305,12 +303,6 @@ def _measurement(
         traffic=counted_traffic(facts, key),
     )
     return measurement, redundant_s
-
-
-def _in_groups(facts: Facts, cell: Judged) -> dict[str, float]:
-    if _unexplained_share(cell) <= _UNEXPLAINED_SHARE:
-        return {}
-    return unexplained_by_group(_at_clock(facts, cell.timed.clock_share), cell.key, cell.terms.latency_s)
 
 
 def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:

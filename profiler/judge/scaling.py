@@ -108,19 +108,17 @@ def scaling(
     cells: Sequence[Timed], axis: Axis, drift: float = 0.0, *, fixed: Mapping[str, str | int] | None = None,
     predicted: float | None = None, no_room: int | None = None,
 ) -> DoublingTest:  # fmt: skip
-    """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
+    """Slopes between neighbouring sizes, the best size, and the knee.
 
-    `cells` are measured, one per size along `axis`. `drift` is the machine's drift over the run, as a share.
-    Differences between sizes are no more certain than that, unless the sizes were timed in turn. `no_room` is the
-    smallest size that ran out of memory.
+    `cells` are measured, one per size along `axis`, of two sizes or more. `drift` is the machine's drift over the run,
+    as a share. Differences between sizes are no more certain than that, unless the sizes were timed in turn. `no_room`
+    is the smallest size that ran out of memory.
     """
 
     def size(cell: Timed) -> int:
         return size_of(cell.key, axis)
 
     ordered = sorted(cells, key=size)
-    if len(ordered) < 2:
-        raise ValueError("a slope needs two sizes or more")
     doublings = tuple(_doubling(smaller, larger, axis, drift) for smaller, larger in itertools.pairwise(ordered))
     knee, between = _knee(doublings)
     best = ordered[best_of([cell.tokens_per_s for cell in ordered])]

@@ -240,10 +240,6 @@ class Surface:
     spread: float
     noise: float
 
-    def level(self, at: Array) -> Array:
-        """The value [n] at the points `at` [n, d], each clipped to the bounding box of the surface's points."""
-        return self.value(np.clip(at, self.points.min(axis=0), self.points.max(axis=0)))[0]
-
     def value(self, at: Array) -> tuple[Array, Array]:
         """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
         if not len(self.points):
@@ -296,7 +292,9 @@ class KernelSurface:
 
     def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
         """Seconds [n] at `sizes` [n, d], at least the ceiling; beyond the measured sizes the ratio is constant."""
-        return np.asarray(np.maximum(ceiling_s, np.exp(self.surface.level(sizes)) * (ceiling_s + self.least_s)))
+        measured = self.surface.points
+        log_ratio, _ = self.surface.value(np.clip(sizes, measured.min(axis=0), measured.max(axis=0)))
+        return np.asarray(np.maximum(ceiling_s, np.exp(log_ratio) * (ceiling_s + self.least_s)))
 
 
 @dataclass(frozen=True)

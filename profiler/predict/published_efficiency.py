@@ -215,17 +215,14 @@ def compiled_step_s(
     None if no figure of the format is published, or the GPU has no kernels of it.
     """
     form = MIXTURE if any(item.group == "experts" for item in operators) else published_as(quant)
-    figures = sum(
-        item.figures for item in coverages() if (item.kind, item.form, item.phase) == ("compiled", form, "decode")
-    )
+    published = (item for item in coverages() if (item.kind, item.form, item.phase) == ("compiled", form, "decode"))
+    figures = sum(item.figures for item in published)
     if not figures or obstacle_on(sheet, "compiled", quant, None) or sheet.peak_flops_per_s(dtype) is None:
         return None
     names = ("flops", "weight_bytes", "kv_bytes")
-    flops, weight_bytes, kv_bytes = (
-        np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names
-    )
+    sums = (np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names)
     layers = max((item.count for item in operators if item.group == "attention"), default=1)
-    work = WorkAt(flops, weight_bytes, kv_bytes, np.zeros(1))
+    work = WorkAt(*sums, np.zeros(1))
     steps = card_steps(sheet, work, np.array([batch]), peak=peak_of(sheet, quant, dtype), layers=layers)
     found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
     return float(found.low_s[0]), float(found.high_s[0]), figures
