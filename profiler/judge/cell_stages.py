@@ -121,7 +121,7 @@ class Judged:
 
     @property
     def terms(self) -> TimeBreakdown:
-        return self.measurement.split
+        return self.measurement.terms
 
     @property
     def ceilings(self) -> StepCeilings:

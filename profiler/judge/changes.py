@@ -179,14 +179,14 @@ def _engines(differences: Sequence[EngineDifference], cell: Judged) -> list[Chan
 
 def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     bits = setting.weight_bits
-    if bits < _SIXTEEN_BITS or not setting.here.packs or _is_split(cell):
+    if bits < _SIXTEEN_BITS or not setting.here.packs or _is_on_ranks(cell):
         return []
     dense_from, dense_s = setting.four_bit_dense_from_rows, 0.0
     because = "if their kernel reaches the memory ceiling"
     if dense_from is not None and cell.key.tokens >= dense_from:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-    split, read_bytes = cell.terms, float(sum(item.weight_bytes for item in cell.timed.operators))
+    terms, read_bytes = cell.terms, float(sum(item.weight_bytes for item in cell.timed.operators))
     # No format packs embeddings, heads or banks of experts.
     packed = min(1.0, setting.weights * bits / 8 / read_bytes) if read_bytes else 1.0
     if setting.sixteen_bit_flops_per_s is not None:
@@ -194,16 +194,16 @@ def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
         saves_s = _saved_in_16_bits_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
         because = f"{because}, with matmuls in {setting.sixteen_bit_dtype}"
     else:
-        streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
-        lost_s = min(split.kernel_s, sum(cell.lost_s.values()), max(0.0, split.latency_s - split.floor_s))
+        streamed = terms.weights_s / (terms.weights_s + terms.compute_s) if terms.weights_s else 0.0
+        lost_s = min(terms.kernel_s, sum(cell.lost_s.values()), max(0.0, terms.latency_s - terms.floor_s))
         in_matmuls_s = max(0.0, lost_s - _lost_in(cell, "attention"))
-        saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * in_matmuls_s)
-        saves_s += split.link_s  # smaller weights may all fit
+        saves_s = packed * (terms.weights_s * (1 - _FOUR_BITS / bits) + streamed * in_matmuls_s)
+        saves_s += terms.link_s  # smaller weights may all fit
     change = format_change("nf4", setting.sixteen_bit_dtype, setting.here)
     return [_computed(change, saves_s - dense_s, because)]
 
 
-def _is_split(cell: Judged) -> bool:
+def _is_on_ranks(cell: Judged) -> bool:
     return any(item.group == COLLECTIVE for item in cell.timed.operators)
 
 
@@ -218,10 +218,10 @@ def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
 
 def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """What the host's share of a step costs: fewer launches save it, and fused kernels save small kernels too."""
-    split, is_prefill = cell.terms, cell.key.phase == "prefill"
+    terms, is_prefill = cell.terms, cell.key.phase == "prefill"
     # On a machine of varying speed, the measured overhead may be longer than the step.
-    most_s = max(0.0, split.latency_s - split.device_s)
-    host_s, half_width_s = min(split.overhead_s, most_s), split.half_widths_s.get("overhead_s", 0.0)
+    most_s = max(0.0, terms.latency_s - terms.device_s)
+    host_s, half_width_s = min(terms.overhead_s, most_s), terms.half_widths_s.get("overhead_s", 0.0)
     faults_s = cell.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
     because = "fresh pages would not be taken again and again"
     found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
@@ -253,19 +253,19 @@ and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an
 
 def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeEffect]:
     """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
-    split, small_s = cell.terms, cell.small_kernels_s
+    terms, small_s = cell.terms, cell.small_kernels_s
     if small_s is None:
-        most_s = min(split.overhead_s, max(0.0, split.latency_s - split.device_s))
+        most_s = min(terms.overhead_s, max(0.0, terms.latency_s - terms.device_s))
         return [_computed(change, most_s, "all of the host's share", half_width_s)]
     few, many = _LEFT_BY_FUSING
     copies_s = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
-    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + split.kv_s)
-    fastest_s = split.busy_s - (1 - few) * small_s - copies_s
-    slowest_s = split.busy_s - (1 - many) * small_s - copies_s + masked_s + max(0.0, split.unexplained_s)
-    graphs_s = [split.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
-    graphs_s += [item.steps_s(split.latency_s)[1] for item in cell.tried if item.change is ChangeId.GRAPH]
+    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + terms.kv_s)
+    fastest_s = terms.busy_s - (1 - few) * small_s - copies_s
+    slowest_s = terms.busy_s - (1 - many) * small_s - copies_s + masked_s + max(0.0, terms.unexplained_s)
+    graphs_s = [terms.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
+    graphs_s += [item.steps_s(terms.latency_s)[1] for item in cell.tried if item.change is ChangeId.GRAPH]
     slowest_s = max(fastest_s, min([slowest_s, *graphs_s]))  # a graph is the same step, not compiled
-    most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
+    most_s, least_s = terms.latency_s - fastest_s, terms.latency_s - slowest_s
     if least_s <= 0:
         return []
     because = (
@@ -319,16 +319,16 @@ def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     others = [item for item in cell.timed.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
     least_s = wide_s - _floor_s(cell, others, ceiling, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
-    least_s += 0.0 if _is_split(cell) else cell.terms.link_s / 2  # at most half of the bytes still cross
+    least_s += 0.0 if _is_on_ranks(cell) else cell.terms.link_s / 2  # at most half of the bytes still cross
     return [_computed(change, max(most_s, least_s), because, at_least_s=least_s)]
 
 
 def _saved_in_16_bits_s(cell: Judged, setting: Setting, kept: float, flops_per_s: float) -> float:
     """What a float32 step saves at most in 16 bits, where the share `kept` of the weights' bytes is still read."""
-    split, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
-    other_s = split.redundant_s + max(0.0, split.unexplained_s)
+    terms, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
+    other_s = terms.redundant_s + max(0.0, terms.unexplained_s)
     floor_s = _floor_s(cell, cell.timed.operators, flops_per_s, kept, cache_kept)
-    return split.latency_s - split.overhead_s - floor_s - other_s / 2
+    return terms.latency_s - terms.overhead_s - floor_s - other_s / 2
 
 
 def _floor_s(

@@ -32,7 +32,7 @@ class DeviceHealth:
     device: str
     behind: float
     """Its steps take longer by this share (median over cells)."""
-    surely: float
+    slower_share: float
     """Share of the cells in which it is slower than the fastest GPU, by more than noise."""
     memory_behind: float
     """Its memory ceiling is below the highest one by this share."""
@@ -42,7 +42,7 @@ class DeviceHealth:
     @property
     def ill(self) -> bool:
         """Whether it is slower by more than noise, and by more than two measurements of one ceiling may differ."""
-        return self.behind > AGREE and self.surely > _CERTAIN_SHARE
+        return self.behind > AGREE and self.slower_share > _CERTAIN_SHARE
 
     @property
     def words(self) -> str:

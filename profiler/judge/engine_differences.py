@@ -117,17 +117,17 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
     """The overhead of `generate` in each of its cells."""
     rows = []
     for key in steady:
-        tax = generate_overhead(facts, key, steady)
-        if tax is None:
+        added = generate_overhead(facts, key, steady)
+        if added is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
         own = key.on(DEFAULT_ENGINE)
         found = GenerateOverhead(
             **columns_of(key),
             transformers="",
-            tax_s=tax.median_s,
-            low_s=tax.low_s,
-            high_s=tax.high_s,
+            tax_s=added.median_s,
+            low_s=added.low_s,
+            high_s=added.high_s,
             own_s=steady[own].median_s,
             repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
             parts_s={},
@@ -137,7 +137,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
             found = replace(
                 found,
                 transformers=steps.transformers,
-                parts_s=parts_of(steps, tax.median_s),
+                parts_s=parts_of(steps, added.median_s),
                 reads_a_token=steps.reads_a_token,
                 streamer_s=max(0.0, streamer_s),
             )
@@ -145,7 +145,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
     return rows
 
 
-def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
+def parts_of(steps: GenerateSteps, added_s: float) -> dict[str, float]:
     """Seconds of each part of an overhead, by PART_NAMES; parts of both loops are differences."""
     generate_s = {name: statistics.median(values) for name, values in steps.parts_s.items()}
     own_s = {name: statistics.median(values) for name, values in steps.own_s.items()}
@@ -153,7 +153,7 @@ def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
     parts["cache"] = generate_s["cache"] - own_s["cache"]
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
-    return {**parts, "rest": tax_s - sum(parts.values())}
+    return {**parts, "rest": added_s - sum(parts.values())}
 
 
 _CHANGES = {"graph": ChangeId.GRAPH, "compile": ChangeId.COMPILED_STEP, "static": ChangeId.STATIC_CACHE}

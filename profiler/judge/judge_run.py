@@ -267,7 +267,7 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
         # A wide interval whose conclusion is certain.
         cell = replace(cell, noise=replace(cell.noise, grade="noisy"))
         measurement = replace(measurement, cell=cell)
-    terms, lost = measurement.split, lost_s(facts, key)
+    terms, lost = measurement.terms, lost_s(facts, key)
     ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
     at_ceiling_per_s = total_work(cell.operators)[0] / ceiling_s if ceiling_s else measurement.compute_flops_per_s
     return Judged(
@@ -288,16 +288,16 @@ def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
     key, (_, nbytes) = cell.key, total_work(cell.operators)
-    faults, tax = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
-    split, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, tax)
+    faults, generate = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
+    terms, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, generate)
     measurement = Measurement(
-        split,
+        terms,
         cell,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
         ceilings=ceilings_of(facts, key),
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
-        graph_step_s=_graph_step_s(facts, key, split.latency_s),
+        graph_step_s=_graph_step_s(facts, key, terms.latency_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
         traffic=counted_traffic(facts, key),

@@ -123,7 +123,7 @@ class TrainedModel:
     """Change of the machine's speed in the run and until a later one, as a share."""
 
     @property
-    def again(self) -> float:
+    def repeat_width(self) -> float:
         """Half width (95 %) of a second measurement of a cell, as a share: that of the median cell, and the drift."""
         return math.hypot(float(np.median(self._widths)), self.drift)
 

@@ -104,7 +104,7 @@ class OperatorColumn(Columnar):
     count: int
     dtype: str
     rows: Array
-    """Rows of a linear's product; for other operators, the new tokens of the step."""
+    """Rows of a linear's matmul; for other operators, the new tokens of the step."""
     flops: Array
     weight_bytes: Array
     kv_bytes: Array

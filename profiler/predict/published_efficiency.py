@@ -72,7 +72,7 @@ class WorkAt(Columnar):
     weight_bytes: Array
     other_bytes: Array
     """Bytes of the cache, and in plain transformers of its copies and of dense copies of packed weights."""
-    unsure_bytes: Array
+    uncertain_bytes: Array
     """Those of all these bytes that a GPU need not move: routed experts, of which several tokens may choose the same,
     and dense copies that fit its L2."""
 
@@ -98,8 +98,8 @@ class CardSteps(WorkAt):
 
     def bound_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
-        sure_bytes = self.weight_bytes + self.other_bytes - self.unsure_bytes
-        return floor_s(self.flops, sure_bytes, self.peak, self.bandwidth)
+        certain_bytes = self.weight_bytes + self.other_bytes - self.uncertain_bytes
+        return floor_s(self.flops, certain_bytes, self.peak, self.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -237,17 +237,17 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
     """
     zeros = np.zeros(len(needed.steps))
     causes = OF_CONTEXT | {Cause.DEQUANTISATION} if engine == "eager" else {Cause.SHARED_READS}
-    flops, weight_bytes, other_bytes, unsure_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
+    flops, weight_bytes, other_bytes, uncertain_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
     several = needed.steps.batch * needed.steps.query > 1
     for column in needed.columns:
         flops += column.flops + sum((column.redundant_flops.get(cause, 0.0) for cause in causes), zeros)
         weight_bytes += column.weight_bytes + column.redundant_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
         other_bytes += column.kv_bytes + sum((column.redundant_bytes.get(cause, 0.0) for cause in causes), zeros)
         copied_bytes = column.redundant_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
-        unsure_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
+        uncertain_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
         if isinstance(column.source, Experts):
-            unsure_bytes += np.where(several, column.weight_bytes, 0.0)
-    return WorkAt(flops, weight_bytes, other_bytes, unsure_bytes)
+            uncertain_bytes += np.where(several, column.weight_bytes, 0.0)
+    return WorkAt(flops, weight_bytes, other_bytes, uncertain_bytes)
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:

@@ -148,11 +148,10 @@ def regime_names(run: Run) -> dict[CellKey, str]:
 def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
-    tooltips = {}
-    for number, line in enumerate(ceiling_lines(run)):
-        tooltips[f"ceiling-{number}"] = Tooltip(line.label, f"ceiling {line.kind}")
-    for number, point in enumerate(run.measured):
-        tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)
+    lines = [Tooltip(line.label, f"ceiling {line.kind}") for line in ceiling_lines(run)]
+    points = [Tooltip(point_words(each), f"point {each.phase}", reachable=True) for each in run.measured]
+    tooltips = {f"ceiling-{at}": each for at, each in enumerate(lines)}
+    tooltips |= {f"cell-{at}": each for at, each in enumerate(points)}
     note = "measured time, counted work; an arrow ends at the ceiling of its step"
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
     return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)

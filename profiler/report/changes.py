@@ -151,8 +151,8 @@ def changes(run: Run) -> Section:
     for result in selected_cells(run):
         effects = evidence[result.key].changes if result.key in evidence else ()
         found += [(each, result) for each in effects if abs(each.saves_s) >= WORTH_SHOWING * result.latency_s]
-    surest = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
-    names = list(dict.fromkeys(effect.change for effect, _ in surest))
+    by_basis = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
+    names = list(dict.fromkeys(effect.change for effect, _ in by_basis))
     rows = []
     for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change)):
         because = f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}"
@@ -231,19 +231,19 @@ def generate_lines(run: Run) -> list[str]:
 
 
 def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
-    step, tax_s = "step" if overhead.phase == "decode" else "prefill", overhead.tax_s
+    step, added_s = "step" if overhead.phase == "decode" else "prefill", overhead.tax_s
     version = overhead.transformers or run.document.software.get("transformers", "")
     text = (
-        f"transformers {version}'s generate adds {duration(tax_s)}"
+        f"transformers {version}'s generate adds {duration(added_s)}"
         f" ({duration(overhead.low_s)} to {duration(overhead.high_s)}) to our {step} of {duration(overhead.own_s)}"
-        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(tax_s / overhead.own_s)}"
+        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(added_s / overhead.own_s)}"
     )
     if not overhead.is_claim:
         once = overhead.repetitions < CLAIM_REPETITIONS
         return f"{text}: {'each was timed once, too few for a claim' if once else 'no more than noise'}"
     ranked = sorted((overhead.parts_s or {}).items(), key=lambda item: -item[1])
-    shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(tax_s)]
-    parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / tax_s)})" for name, part_s in shown)]
+    shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(added_s)]
+    parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / added_s)})" for name, part_s in shown)]
     if overhead.reads_a_token is not None:
         plural = "" if overhead.reads_a_token == 1 else "s"
         parts.append(f"the host reads {overhead.reads_a_token:g} value{plural} per token")
