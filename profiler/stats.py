@@ -32,7 +32,7 @@ BLOCK_STEPS = 8
 LEAST_SAMPLES = 6
 """Least samples with a distribution-free 95 % interval of the median (order statistics: 2 x 0.5^6 = 3 %)."""
 
-TIMED_ONCE = "timed once, so its interval covers only that repetition"
+ONE_REPETITION = "one repetition, so its interval covers only the variation within it"
 """The reason for noise if differences between repetitions are unknown."""
 
 RESAMPLES = 1000
@@ -314,7 +314,7 @@ def noise_report(
     reasons = []
     count = sum(len(repetition) for repetition in repetitions)
     if len(repetitions) == 1:
-        reasons.append(TIMED_ONCE)
+        reasons.append(ONE_REPETITION)
     elif half_width > _QUIET_HALF_WIDTH:
         reasons.append(f"time known to within {100 * half_width:.1f} %")
     if count < LEAST_SAMPLES:

@@ -20,7 +20,7 @@ from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import best_of
 from profiler.loading.changes import WITHOUT_CUDNN
-from profiler.units import duration, percent, saving, scaled, several, significant
+from profiler.units import duration, percent, scaled, several, significant
 
 # An answer has at most this many sentences on changes, of which so many advise one.
 _MOST_CHANGES, _MOST_ADVISED = 5, 2
@@ -131,7 +131,7 @@ def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
         return []
     before, after = map(duration, item.steps_s(decodes[0].terms.latency_s))
     few = _on_few_layers(item.trial)
-    return [f"Measured, not as a line: with {item.trial.form} the {before} step takes {after}{few}."]
+    return [f"Tried, but no line to copy: with {item.trial.form} the {before} step takes {after}{few}."]
 
 
 def _not_tried(
@@ -186,7 +186,8 @@ def budget_for(trials_s: float) -> int:
 def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) -> list[str]:
     engine, step_s = first.key.cell.engine, first.terms.latency_s
     return [
-        f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
+        f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'adds'} {duration(abs(item.saves_s))}"
+        f" {'of' if item.saves_s >= 0 else 'to'} the {duration(step_s)} step of"
         f" {engine}{f': {causes}' if (causes := causes_of(item)) else ''}."
         for item in differences
         if item.is_claim and item.key.on(engine) == first.key
@@ -213,8 +214,8 @@ def _because(cell: Judged, setting: Setting) -> str:
             for kernel in cell.longest[:1]
         )
         return (
-            f"slow-kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
-            f" ceilings{how}{longest}"
+            f"limited by slow kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)}"
+            f" against their ceilings{how}{longest}"
         )
     if regime == "link-bound":
         is_on_ranks = any(item.group == COLLECTIVE for item in cell.timed.operators)

@@ -239,7 +239,7 @@ TERMS = {
     ),
     "dequantise_s": Term(
         "dequantisation", "dequantising takes", "#009E73", "oo", "green", "green",
-        "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
+        "converting formats in a matmul (dense copies of packed weights, scaling of int32 results), timed separately.",
     ),
     "kernel_s": Term(
         "kernels below the ceiling", "kernels lose", "#D55E00", "\\\\", "vermilion", "red",
@@ -263,7 +263,7 @@ TERMS = {
     ),
     "generate_s": Term(
         "overhead of generate", "generate adds", "#882255", "oo", "wine", "bright_magenta",
-        "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
+        "the time by which a step of transformers' own generate exceeds one of the profiler's loop, measured in turns.",
     ),
     "engine_s": Term(
         "engine", "the engine takes", "#44AA99", "//", "teal", "bright_cyan",

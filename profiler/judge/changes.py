@@ -27,7 +27,7 @@ from profiler.quant.registry import tried_formats
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import duration, scaled
 
-_NOT_TRIED_CACHE = "only if attention reads it as stored; others measured slower ones"
+_NOT_TRIED_CACHE = "only if attention reads it as stored; others measured slower steps"
 _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
@@ -133,7 +133,7 @@ def _tried(cell: Judged) -> list[ChangeEffect]:
         if item.is_claim and (item.change is not None or item.ratio > 1):
             trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
-            because = f"the step takes {duration(after_s)} then{few}"
+            because = f"the step then takes {duration(after_s)}{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
             effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s)
             value = trial.what[1] if trial.what else ""
@@ -168,7 +168,7 @@ def _engines(differences: Sequence[EngineDifference], cell: Judged) -> list[Chan
         ChangeEffect(
             f"the engine {item.engine}",
             item.saves_s,
-            f"the step takes {duration(cell.terms.latency_s - item.saves_s)} then"
+            f"the step then takes {duration(cell.terms.latency_s - item.saves_s)}"
             f"{f'; {causes}' if (causes := causes_of(item)) else ''}",
             basis="measured",
             half_width_s=max(item.high_s - item.saves_s, item.saves_s - item.low_s),
@@ -211,7 +211,7 @@ def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     static, narrow = _possible(setting, ChangeId.STATIC_CACHE), _possible(setting, ChangeId.EIGHT_BIT_CACHE)
     copies_s, share = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0), max(0.0, 1 - 8 / setting.cache_bits)
     return [
-        *([_computed(static, copies_s, "which is not copied at every step")] if static else []),
+        *([_computed(static, copies_s, "it is not copied at every step")] if static else []),
         *([_computed(narrow, cell.terms.kv_s * share, _NOT_TRIED_CACHE)] if narrow else []),
     ]
 
@@ -223,14 +223,14 @@ def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     most_s = max(0.0, terms.latency_s - terms.device_s)
     host_s, half_width_s = min(terms.overhead_s, most_s), terms.half_widths_s.get("overhead_s", 0.0)
     faults_s = cell.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
-    because = "fresh pages would not be taken again and again"
+    because = "its pages would not be taken from the system again at every step"
     found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
     if compiled is None or (compiled.id is ChangeId.COMPILED_STEP and not is_prefill):
         waits = cell.ceilings.overhead is not None and cell.ceilings.overhead.waits  # no CUDA graph can record that
         return found if compiled is None or waits else [*found, *_compiled(cell, compiled, half_width_s)]
     if not setting.here.on_gpu:
-        small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and of what small kernels lose"
+        small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and all that small kernels lose"
         return [*found, _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)]
     if not is_prefill:
         return found
@@ -269,7 +269,7 @@ def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeE
     if least_s <= 0:
         return []
     because = (
-        f"the step takes {duration(fastest_s)} to {duration(slowest_s)} then: its kernels without the host, and small"
+        f"the step then takes {duration(fastest_s)} to {duration(slowest_s)}: its kernels without the host, with small"
         f" kernels, which lose {duration(small_s)}, fused"
     )
     return [_computed(change, most_s, because, half_width_s, least_s)]
@@ -295,7 +295,8 @@ def _window(cell: Judged) -> list[ChangeEffect]:
     repeats = any(item.get(Cause.REPEATED_HEADS) for item in cores)
     repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf) if repeats else 0.0
     rolled_s = cell.redundant_s.get(Cause.ROLLED_WINDOWS, 0.0)
-    because = f"{duration(rolled_s)} copy windows, {duration(repeated_s)} repeat heads; attention then sees all tokens"
+    because = f"{duration(rolled_s)} to copy windows, {duration(repeated_s)} to repeat heads"
+    because += "; attention then sees all tokens"
     return [_computed(UNWINDOWED, rolled_s + repeated_s, because)]
 
 

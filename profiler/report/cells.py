@@ -82,7 +82,7 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
 
 def _cell_notes(run: Run) -> list[str]:
     once = sum(result.repetitions == 1 for result in run.measured)
-    two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
+    two = f" ({several(once, 'row has', 'rows have')} one repetition, which gives none)" if once else ""
     words = (roofline_words(run) or "").removesuffix(", measured here")
     ceilings = f"; % ceiling: share of {words}" if words else ""
     notes = [f"±: half of the 95 % interval{two}{ceilings}", *batch_lines(run)]

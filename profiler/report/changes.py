@@ -183,7 +183,7 @@ def engines(run: Run) -> Section:
     if len({cell.engine for cell in run.measured}) > 1:
         blocks.insert(0, Picture("waterfall", "The smallest step of each engine, term by term", (run,)))
     drafts = Lines([_drafting_line(run.document.drafting)] if run.document.drafting else [])
-    note = f"measured in turns, compared with {run.document.engine.names[0]}, with our own loop, or without drafts"
+    note = f"measured in turns, compared with {run.document.engine.names[0]}, the profiler's loop, or no drafts"
     return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL, folded=True)
 
 
@@ -233,14 +233,14 @@ def generate_lines(run: Run) -> list[str]:
 def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
     step, added_s = "step" if overhead.phase == "decode" else "prefill", overhead.tax_s
     version = overhead.transformers or run.document.software.get("transformers", "")
+    low, high, own = map(duration, (overhead.low_s, overhead.high_s, overhead.own_s))
     text = (
-        f"transformers {version}'s generate adds {duration(added_s)}"
-        f" ({duration(overhead.low_s)} to {duration(overhead.high_s)}) to our {step} of {duration(overhead.own_s)}"
-        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(added_s / overhead.own_s)}"
+        f"transformers {version}'s generate adds {duration(added_s)} ({low} to {high}) to the {step} of {own} in the"
+        f" profiler's loop at {overhead.batch_size} x {overhead.key.cell.depth}, {percent(added_s / overhead.own_s)}"
     )
     if not overhead.is_claim:
         once = overhead.repetitions < CLAIM_REPETITIONS
-        return f"{text}: {'each was timed once, too few for a claim' if once else 'no more than noise'}"
+        return f"{text}: {'one repetition each, too few for a claim' if once else 'no more than noise'}"
     ranked = sorted((overhead.parts_s or {}).items(), key=lambda item: -item[1])
     shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(added_s)]
     parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / added_s)})" for name, part_s in shown)]
@@ -305,7 +305,7 @@ def _mask(step: RaggedStep) -> str:
     )
     if step.mask_is_claim:
         return text
-    return f"{text}, {'each timed once' if step.repetitions < CLAIM_REPETITIONS else 'no more than noise'}"
+    return f"{text}, {'one repetition each' if step.repetitions < CLAIM_REPETITIONS else 'no more than noise'}"
 
 
 _FEWER_EXPERTS = 0.9

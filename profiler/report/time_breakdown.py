@@ -235,7 +235,7 @@ def activity_lines(run: Run) -> list[str]:
     for item in document.activity:
         of_median = "" if item.median_s is None else f" of {duration(item.median_s)} in the median"
         lines.append(
-            f"{item.key.name}: {item.kernels} {what}{of_median}, one of them running {percent(item.busy_share)} of the"
+            f"{item.key.name}: {item.kernels} {what}{of_median}; one is running {percent(item.busy_share)} of the"
             f" time; {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
         )
     for item in document.activity:

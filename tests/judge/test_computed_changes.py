@@ -123,7 +123,7 @@ def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None
     step = cell(kv_s=8e-3)
     effect = named(step, SETTING)[ChangeId.EIGHT_BIT_CACHE]
     assert effect.at_most
-    assert "others measured slower ones" in effect.because
+    assert "others measured slower steps" in effect.because
     assert effect not in not_tried(replace(step, changes=tuple(changes(step, SETTING))))
 
 
