@@ -361,10 +361,7 @@ def break_down(
 
     measured = weights + KV + compute + dequantisation + kernel + redundant + padding + link + overhead + unexplained.
     `redundant_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
-    without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepCeilings.idle_most` of its overhead, or for all of it if it takes longer than the parts,
-    and not for longer than the rest. Where the host sets the pace, it idled while the host issued this very step, which
-    may have been slower than the overhead model's.
+    without a token, which no other term includes.
     """
     overhead = ceilings.overhead or Overhead(0.0, 0.0)
     host_s = overhead.step_s
@@ -379,12 +376,7 @@ def break_down(
         idle_share=ceilings.idle_share,
     )
     if ceilings.overlaps:
-        left_s = max(0.0, latency_s - terms.busy_s)
-        most = max(ceilings.idle_most, host_s > terms.busy_s) if ceilings.idle_most else 0.0
-        idle_s = max(terms.overhead_s, min(most * host_s, left_s))
-        if ceilings.issue_s is not None and host_s > terms.busy_s:
-            idle_s = max(idle_s, min(ceilings.issue_s, latency_s) - terms.busy_s)
-        terms = replace(terms, overhead_s=min(idle_s, left_s) if ceilings.idle_most else idle_s)
+        terms = replace(terms, overhead_s=_idle_s(latency_s, terms, host_s, ceilings))
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.overhead_s
     replays = [demand for demand in demands if demand.replayed_s is not None]
@@ -402,6 +394,21 @@ def break_down(
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
         half_widths_s=_half_widths(seconds, demands, ceilings, latency_half_width_s),
     )
+
+
+def _idle_s(latency_s: float, terms: StepTerms[float], host_s: float, ceilings: StepCeilings) -> float:
+    """Seconds of overhead for which an overlapping device idled in a step.
+
+    If the step took longer than its parts, that is up to `StepCeilings.idle_most` of its overhead, or all of it if it
+    takes longer than the parts, and not more than the rest. Where the host sets the pace, the device idled while the
+    host issued this very step, which may have been slower than the overhead model's.
+    """
+    left_s = max(0.0, latency_s - terms.busy_s)
+    most = max(ceilings.idle_most, host_s > terms.busy_s) if ceilings.idle_most else 0.0
+    idle_s = max(terms.overhead_s, min(most * host_s, left_s))
+    if ceilings.issue_s is not None and host_s > terms.busy_s:
+        idle_s = max(idle_s, min(ceilings.issue_s, latency_s) - terms.busy_s)
+    return min(idle_s, left_s) if ceilings.idle_most else idle_s
 
 
 def _half_widths(

@@ -77,17 +77,9 @@ def breakdown_of(
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
         demands.append(demand)
-        seconds = _redundant_s(item, demand, ceilings)
-        if demand.replayed_s is None:
-            _add(outside_s, seconds)
-        else:
-            _add(outside_s, {cause: value for cause, value in seconds.items() if cause in OUTSIDE})
-            inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
-            lost_s = max(0.0, demand.replayed_s - demand.ceiling_s(ceilings.memory_bytes_per_s))
-            share = min(1.0, lost_s / (sum(inside.values()) or 1.0))
-            # A kernel reads its input and writes its output, however it is fused.
-            inside.pop(Cause.OPERANDS, None)
-            _add(inside_s, {cause: share * value for cause, value in inside.items()})
+        outside, inside = _redundant_s(item, demand, ceilings)
+        _add(outside_s, outside)
+        _add(inside_s, inside)
     faults_s = faults * facts.ceilings.page_fault_s
     if REST in replays:
         _as_traced(outside_s, facts.activity.get(key))
@@ -243,10 +235,13 @@ def _small_kernels(
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 
-def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> dict[Cause, float]:
+def _redundant_s(
+    item: OperatorWork, demand: Demand[float], ceilings: StepCeilings
+) -> tuple[dict[Cause, float], dict[Cause, float]]:
+    """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
     nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
     memory = ceilings.memory_bytes_per_s
-    return {
+    seconds = {
         cause: floor_s(
             float(item.redundant_flops.get(cause, 0)),
             float(nbytes.get(cause, 0)),
@@ -256,6 +251,13 @@ def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilin
         for cause in {**nbytes, **item.redundant_flops}
         if cause is not Cause.PADDING
     }
+    if demand.replayed_s is None:
+        return seconds, {}
+    inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
+    share = min(1.0, max(0.0, demand.replayed_s - demand.ceiling_s(memory)) / (sum(inside.values()) or 1.0))
+    # A kernel reads its input and writes its output, however it is fused.
+    shares = {cause: share * value for cause, value in inside.items() if cause is not Cause.OPERANDS}
+    return {cause: value for cause, value in seconds.items() if cause in OUTSIDE}, shares
 
 
 def _padding_factor(

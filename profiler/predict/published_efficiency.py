@@ -195,16 +195,13 @@ def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
 
 
 @cache
-def _table() -> dict[tuple[EngineKind, str], Efficiency]:
-    return {(row.kind, row.family): row for row in rows_of("published_efficiency.csv", Efficiency)}
-
-
 def attained(kind: EngineKind, family: str) -> Efficiency:
     """The efficiency of an engine kind with a format family, fitted to all published figures.
 
     `python -m tests.published_fit` fits published.csv and writes the table.
     """
-    return _table()[kind, family]
+    rows = rows_of("published_efficiency.csv", Efficiency)
+    return next(row for row in rows if (row.kind, row.family) == (kind, family))
 
 
 def compiled_step_s(

@@ -39,7 +39,6 @@ def cells(run: Run) -> Section:
     return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
 
 
-_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
 _IN_VERDICT = ("regime", "confidence")
 _VERDICT = ", ".join(_IN_VERDICT)
 _FLAGS = "flags"
@@ -73,7 +72,7 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
     for result in results:
         texts = {column.heading: column.entry(result).text for column in columns}
         regime = with_flags.get(result.key, result.regime or "-")
-        verdict = f"{regime}, {_SHORT_CONFIDENCE[result.confidence]}" if result.confidence else regime
+        verdict = f"{regime}, {result.confidence.replace('medium', 'med')}" if result.confidence else regime
         texts[_VERDICT] = verdict if result.status == "ok" else f"({result.status})"
         rows.append([texts[heading] for heading in headings])
     starts = [number for number, result in enumerate(results) if number and result.phase != results[number - 1].phase]

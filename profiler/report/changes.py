@@ -141,9 +141,6 @@ def linears(run: Run) -> list[Block]:
     return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
 
 
-_BASES = ("measured", "tried", "computed")
-
-
 def changes(run: Run) -> Section:
     """What would change the time of the cells of `selected_cells`, by change: what was measured comes first."""
     evidence = evidence_of(run)
@@ -151,7 +148,7 @@ def changes(run: Run) -> Section:
     for result in selected_cells(run):
         effects = evidence[result.key].changes if result.key in evidence else ()
         found += [(each, result) for each in effects if abs(each.saves_s) >= WORTH_SHOWING * result.latency_s]
-    by_basis = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
+    by_basis = sorted(found, key=lambda pair: ("measured", "tried", "computed").index(pair[0].basis))
     names = list(dict.fromkeys(effect.change for effect, _ in by_basis))
     rows = []
     for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change)):
