@@ -198,36 +198,21 @@ def within_ceiling_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> V
     return Verdict(verdict.regime, "low", (*verdict.evidence, *evidence), (*verdict.flags, Flag.UNSTEADY))
 
 
-@dataclass(frozen=True)
 class _Shares:
     """Shares of the device's time, but overhead, link and engine of the whole step: numbers, or arrays of redraws."""
 
-    memory: Any
-    compute: Any
-    kernel: Any
-    kernel_low: Any
-    """The share at the lower end of the interval."""
-    redundant: Any
-    overhead: Any
-    link: Any
-    engine: Any
-
-
-def _shares(s: TimeBreakdown) -> _Shares:
-    # The overhead of `generate` is host time, like overhead.
-    host_s = s.overhead_s + max(0.0, s.generate_s)
-    device_s = np.maximum(s.latency_s - host_s, 1e-12)
-    lost_s = s.kernel_s + s.dequantise_s
-    return _Shares(
-        memory=(s.weights_s + s.kv_s) / device_s,
-        compute=s.compute_s / device_s,
-        kernel=lost_s / device_s,
-        kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / device_s,
-        redundant=(s.redundant_s + s.padding_s) / device_s,
-        overhead=host_s / s.latency_s,
-        link=s.link_s / s.latency_s,
-        engine=s.engine_s / s.latency_s,
-    )
+    def __init__(self, s: TimeBreakdown) -> None:
+        host_s: Any = s.overhead_s + max(0.0, s.generate_s)  # the overhead of `generate` is host time, too
+        device_s: Any = np.maximum(s.latency_s - host_s, 1e-12)
+        lost_s = s.kernel_s + s.dequantise_s
+        self.memory = (s.weights_s + s.kv_s) / device_s
+        self.compute = s.compute_s / device_s
+        self.kernel = lost_s / device_s
+        self.kernel_low = (lost_s - s.half_widths_s.get("kernel_s", 0.0)) / device_s
+        self.redundant = (s.redundant_s + s.padding_s) / device_s
+        self.overhead = host_s / s.latency_s
+        self.link: Any = s.link_s / s.latency_s
+        self.engine: Any = s.engine_s / s.latency_s
 
 
 def _has_device_time(_: Measurement, shares: _Shares) -> bool:
@@ -353,7 +338,7 @@ def _label(m: Measurement, s: TimeBreakdown) -> Regime:
 
 def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     """The label of a measurement with the breakdown `s`, or an array of labels if its terms are arrays of redraws."""
-    shares = _shares(s)
+    shares = _Shares(s)
     graph_share = _graph_share(m, s)
     reached = {label: limit.reached(shares) for label, limit in LIMITS.items()}
     overhead = reached["overhead-bound"]
@@ -414,7 +399,7 @@ def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
-    shares = _shares(m.terms)
+    shares = _Shares(m.terms)
     flops, nbytes = total_work(m.cell.operators)
     over_ridge = flops / nbytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""

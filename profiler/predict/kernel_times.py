@@ -63,23 +63,37 @@ class MeasuredCells(Columnar):
         return len(self.latency_s)
 
 
-@dataclass(frozen=True)
 class Kernels:
-    """Kernel times of a model at new shapes, interpolated from its replays."""
+    """Kernel times of a model at new shapes, interpolated from a run's replays.
 
-    lines: Mapping[str, Line]
-    """By operator: time and ceiling over rows."""
-    surfaces: Mapping[str, KernelSurface]
-    """By attention operator: over batch, query and depth."""
-    conversions: Mapping[str, Line]
-    """By operator: the time of conversions over rows."""
-    small: Line | None = None
-    """All kernels that are not replayed individually: their time, with the larger of their traffic from memory and
-    their shortest time as the ceiling, over tokens; None if they were not replayed."""
-    least_small_s: float = 0.0
-    """That shortest time."""
-    small_in_decode: bool = False
-    """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to overhead."""
+    By operator, `lines` and `conversions` are over rows, and `surfaces` (attention) over batch, query and depth.
+    `small` are all kernels that are not replayed individually, over tokens; None if they were not replayed. Their
+    ceiling is the larger of their traffic from memory and their shortest time.
+    """
+
+    def __init__(self, measured: MeasuredCells, device: DeviceRates) -> None:
+        replayed, steps = measured.replayed, measured.demanded.steps
+        self.lines, self.conversions = _lines([each for each in (replayed, measured.between) if each], device)
+        self.surfaces: dict[str, KernelSurface] = {}
+        for column in measured.demanded.columns:
+            if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
+                seconds = replayed.seconds[column.operator][replayed_at]
+                ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
+                least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
+                fitted = surface(octaves(steps.at(replayed_at)), np.log(seconds / (ceiling_s + least_s)), noise)
+                self.surfaces[column.operator] = KernelSurface(fitted, least_s)
+        self.small: Line | None = None
+        rest = replayed.seconds.get(REST, np.zeros(len(steps)))
+        if (replayed_at := rest > 0).any():
+            self.least_small_s = float(rest[replayed_at].min())
+            parts = (
+                unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
+                for column in measured.demanded.columns
+            )
+            ceilings_s = np.maximum(sum(parts, np.zeros(len(steps))), self.least_small_s)
+            self.small = Line(steps.tokens[replayed_at], rest[replayed_at], ceilings_s[replayed_at])
+            # On a CPU they are not replayed for decode steps, in which they are negligible next to overhead.
+            self.small_in_decode = bool((replayed_at & ~steps.prefill).any())
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, ceiling_s: Array) -> Array | None:
         """Seconds [n] of one instance at each step with ceilings `ceiling_s` [n]; None for an operator without
@@ -106,35 +120,6 @@ class Kernels:
         return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_CEILING_S))
 
 
-def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
-    """Interpolate the kernel times of a run's replays."""
-    replayed = measured.replayed
-    lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
-    surfaces: dict[str, KernelSurface] = {}
-    steps = measured.demanded.steps
-    for column in measured.demanded.columns:
-        if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
-            seconds = replayed.seconds[column.operator][replayed_at]
-            ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
-            least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
-            ratios = np.log(seconds / (ceiling_s + least_s))
-            at = octaves(steps.at(replayed_at))
-            surfaces[column.operator] = KernelSurface(surface(at, ratios, noise), least_s)
-    kernels = Kernels(lines, surfaces, conversions)
-    rest = replayed.seconds.get(REST)
-    if rest is None or not (replayed_at := rest > 0).any():
-        return kernels
-    least_s = float(rest[replayed_at].min())
-    parts = (
-        unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
-        for column in measured.demanded.columns
-    )
-    traffic_s = np.asarray(sum(parts, np.zeros(len(steps))))
-    small = line(steps.tokens[replayed_at], rest[replayed_at], np.maximum(traffic_s, least_s)[replayed_at])
-    in_decode = bool((replayed_at & ~steps.prefill).any())
-    return replace(kernels, small=small, least_small_s=least_s, small_in_decode=in_decode)
-
-
 def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
     """(kernel times, conversion times) over rows, by operator, from all its replays."""
     points: tuple[dict[str, list[tuple[Array, Array, Array]]], ...] = ({}, {})
@@ -147,7 +132,7 @@ def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[st
                     new = column.rows[at], seconds[column.operator][at], own_s[at]
                     by_operator.setdefault(column.operator, []).append(new)
     kernels, conversions = (
-        {name: line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
+        {name: Line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
         for by_operator in points
     )
     return kernels, conversions
@@ -297,13 +282,13 @@ class KernelSurface:
         return np.asarray(np.maximum(ceiling_s, np.exp(log_ratio) * (ceiling_s + self.least_s)))
 
 
-@dataclass(frozen=True)
 class Line:
-    """A kernel's time in relation to its ceiling, interpolated over one size; arrays are [m] measured points."""
+    """A kernel's time over its ceiling, through measured points [m]: the median of those that share a size."""
 
-    log_sizes: Array
-    log_ratios: Array
-    """log(time / ceiling) at each size."""
+    def __init__(self, sizes: Array, seconds: Array, ceiling_s: Array) -> None:
+        unique, ratios = np.unique(sizes), np.log(seconds / ceiling_s)
+        self.log_sizes = np.log(np.maximum(unique, 1))
+        self.log_ratios = np.array([np.median(ratios[sizes == size]) for size in unique])
 
     def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
         """Seconds [n] at `sizes` [n] with ceilings `ceiling_s` [n], at least the ceiling."""
@@ -312,10 +297,3 @@ class Line:
     def log_ratio(self, sizes: Array) -> Array:
         """log(time / ceiling) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
         return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
-
-
-def line(sizes: Array, seconds: Array, ceiling_s: Array) -> Line:
-    """The line through measured points [m], with the median of those that share a size."""
-    unique = np.unique(sizes)
-    ratios = np.log(seconds / ceiling_s)
-    return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))

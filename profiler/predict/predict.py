@@ -17,7 +17,6 @@ from profiler.predict.kernel_times import (
     Kernels,
     MeasuredCells,
     Surface,
-    replayed_kernels,
     surface,
     unpaid_from_memory_s,
     unpaid_s,
@@ -124,7 +123,7 @@ class Forecast:
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
     """Fit kernel times and residuals to measured cells."""
-    return fit_residuals(FittedModel(device, replayed_kernels(measured, device)), measured)
+    return fit_residuals(FittedModel(device, Kernels(measured, device)), measured)
 
 
 def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
