@@ -241,7 +241,7 @@ def _redundant_s(
     """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
     nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
     memory = ceilings.memory_bytes_per_s
-    seconds = {
+    seconds: dict[Cause, float] = {
         cause: floor_s(
             float(item.redundant_flops.get(cause, 0)),
             float(nbytes.get(cause, 0)),
@@ -255,9 +255,9 @@ def _redundant_s(
         return seconds, {}
     inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
     share = min(1.0, max(0.0, demand.replayed_s - demand.ceiling_s(memory)) / (sum(inside.values()) or 1.0))
-    # A kernel reads its input and writes its output, however it is fused.
-    shares = {cause: share * value for cause, value in inside.items() if cause is not Cause.OPERANDS}
-    return {cause: value for cause, value in seconds.items() if cause in OUTSIDE}, shares
+    inside.pop(Cause.OPERANDS, None)  # a kernel reads its input and writes its output, however it is fused
+    outside = {cause: value for cause, value in seconds.items() if cause in OUTSIDE}
+    return outside, {cause: share * value for cause, value in inside.items()}
 
 
 def _padding_factor(

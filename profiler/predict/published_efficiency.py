@@ -217,9 +217,9 @@ def compiled_step_s(
     if not figures or obstacle_on(sheet, "compiled", quant, None) or sheet.peak_flops_per_s(dtype) is None:
         return None
     names = ("flops", "weight_bytes", "kv_bytes")
-    sums = (np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names)
+    flops, *nbytes = (np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names)
     layers = max((item.count for item in operators if item.group == "attention"), default=1)
-    work = WorkAt(*sums, np.zeros(1))
+    work = WorkAt(flops, nbytes[0], nbytes[1], uncertain_bytes=np.zeros(1))
     steps = card_steps(sheet, work, np.array([batch]), peak=peak_of(sheet, quant, dtype), layers=layers)
     found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
     return float(found.low_s[0]), float(found.high_s[0]), figures
