@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -80,7 +81,7 @@ class Kernels:
                 seconds = replayed.seconds[column.operator][replayed_at]
                 ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
                 least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
-                fitted = surface(octaves(steps.at(replayed_at)), np.log(seconds / (ceiling_s + least_s)), noise)
+                fitted = Surface(octaves(steps.at(replayed_at)), np.log(seconds / (ceiling_s + least_s)), noise)
                 self.surfaces[column.operator] = KernelSurface(fitted, least_s)
         self.small: Line | None = None
         rest = replayed.seconds.get(REST, np.zeros(len(steps)))
@@ -207,58 +208,36 @@ _SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
 _NOISES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.16)
 
 
-@dataclass(frozen=True)
 class Surface:
-    """A Gaussian process with a constant mean.
+    """A Gaussian process with a constant mean through `values` [m] at `points` [m, d], in octaves.
 
     Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26 and 2.41. Far from every
-    point its value is the mean, with `spread` as the standard deviation.
+    point its value is the mean, with `spread` as the standard deviation. The spread, and the noise between measurements
+    of one point beyond `own_noise` [m], maximise the marginal likelihood (equation 2.30) over a coarse grid, since
+    there are few points.
     """
 
-    points: Array
-    """float[m, d], in octaves."""
-    weights: Array
-    """float[m]"""
-    inverse: Array
-    """float[m, m]"""
-    mean: float
-    spread: float
-    noise: float
-
-    def value(self, at: Array) -> tuple[Array, Array]:
-        """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
-        if not len(self.points):
-            return np.full(len(at), self.mean), np.full(len(at), self.spread)
-        cross = self.spread**2 * _correlation(at, self.points)
-        value = self.mean + cross @ self.weights
-        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
-        return value, np.sqrt(np.maximum(self.spread**2 - explained, 0.0) + self.noise**2)
-
-
-def surface(points: Array, values: Array, own_noise: Array) -> Surface:
-    """The surface through `values` [m] at `points` [m, d], with standard deviations `own_noise` [m] of the values.
-
-    The spread of the surface, and the noise between measurements of one point beyond `own_noise`, maximise the marginal
-    likelihood (equation 2.30) over a coarse grid, since there are few points.
-    """
-    if len(values) < 2:
-        mean = float(values.mean()) if len(values) else 0.0
-        return Surface(points, np.zeros(len(values)), np.eye(len(values)), mean, _SPREADS[-1], _NOISES[2])
-    best: tuple[float, Surface] | None = None
-    correlation = _correlation(points, points)
-    ones = np.ones(len(values))
-    for spread in _SPREADS:
-        for noise in _NOISES:
+    def __init__(self, points: Array, values: Array, own_noise: Array) -> None:
+        self.points, self.inverse, self.weights = points, np.eye(len(values)), np.zeros(len(values))
+        self.mean, self.spread, self.noise = float(values.mean()), _SPREADS[-1], _NOISES[2]
+        correlation, ones, best = _correlation(points, points), np.ones(len(values)), -math.inf
+        for spread, noise in itertools.product(_SPREADS, _NOISES) if len(values) > 1 else ():
             covariance = spread**2 * correlation + np.diag(own_noise**2 + noise**2)
             inverse = np.linalg.inv(covariance)
             mean = float(ones @ inverse @ values / (ones @ inverse @ ones))
             deviations = values - mean
             _, log_determinant = np.linalg.slogdet(covariance)
             log_likelihood = -0.5 * float(deviations @ inverse @ deviations) - 0.5 * float(log_determinant)
-            if best is None or log_likelihood > best[0]:
-                best = log_likelihood, Surface(points, inverse @ deviations, inverse, mean, spread, noise)
-    assert best is not None
-    return best[1]
+            if log_likelihood > best:
+                best, self.inverse, self.weights = log_likelihood, inverse, inverse @ deviations
+                self.mean, self.spread, self.noise = mean, spread, noise
+
+    def value(self, at: Array) -> tuple[Array, Array]:
+        """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
+        cross = self.spread**2 * _correlation(at, self.points)
+        value = self.mean + cross @ self.weights
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        return value, np.sqrt(np.maximum(self.spread**2 - explained, 0.0) + self.noise**2)
 
 
 def _correlation(left: Array, right: Array) -> Array:

@@ -12,7 +12,6 @@ from profiler.judge.answer import budget_for
 from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
-from profiler.judge.savings import EngineDifference
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import (
     DOCUMENTS,
@@ -186,7 +185,7 @@ def engines(run: Run) -> Section:
 
 def _saved(run: Run) -> TextTable:
     rows = []
-    for item in engine_claims(run):
+    for item in (each for each in run.document.engine.differences if each.is_claim):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
         cell, terms = item.key.on(item.against).name, ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
@@ -194,16 +193,11 @@ def _saved(run: Run) -> TextTable:
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
 
 
-def engine_claims(run: Run) -> list[EngineDifference]:
-    """Return the differences between engines that exceed noise."""
-    return [item for item in run.document.engine.differences if item.is_claim]
-
-
 def no_claim_lines(run: Run) -> list[str]:
     """Return in how many cells engines differ by no more than noise, or were repeated too rarely."""
     differences = run.document.engine.differences
     once = sum(item.repetitions < CLAIM_REPETITIONS for item in differences)
-    noise = len(differences) - len(engine_claims(run)) - once
+    noise = len(differences) - sum(item.is_claim for item in differences) - once
     lines = [f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise"] if noise else []
     if once:
         cells = f"{several(once, 'cell has', 'cells have')} only one repetition of an engine"
