@@ -218,7 +218,8 @@ class Surface:
     """
 
     def __init__(self, points: Array, values: Array, own_noise: Array) -> None:
-        self.points, self.inverse, self.weights = points, np.eye(len(values)), np.zeros(len(values))
+        self.points, self.weights = points, np.zeros(len(values))
+        self.inverse: Array = np.eye(len(values))
         self.mean, self.spread, self.noise = float(values.mean()), _SPREADS[-1], _NOISES[2]
         correlation, ones, best = _correlation(points, points), np.ones(len(values)), -math.inf
         for spread, noise in itertools.product(_SPREADS, _NOISES) if len(values) > 1 else ():
