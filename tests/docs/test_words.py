@@ -12,12 +12,12 @@ from profiler.report.glossary import GLOSSARY, known_term
 SCREENS = [Path(__file__).parents[1] / "golden" / f"judge{name}.txt" for name in ("", "-h100", "-h200-default")]
 EVERYDAY = frozenset(re.findall(r"\w+", """
     a about after against all and are as at b be before between builds but by copy costs default device doubled does
-    during each export false fell figures first for from full g goes gpu h has have here html in instead it its judge known layer
-    length library limited line load loading longer lose low m measured model modes more most ms name needs next no not nvidia
-    of on once one only or other p per plan power process processor profile published random reach reading recorded
-    report row run s save says several share show similar size small t table take than that the their them then this
-    time to token torch two under up us was what where which with within without work would
-    import enable explain xeon high measure bar cap clock gb mhz none
+    during each export false fell figures first for from full g give goes gpu h has have here html in instead it its
+    judge known layer length library limited line load loading longer lose low m measured model modes more most ms name
+    needs next no not nvidia of on once one only or other p per plan power process processor profile published random
+    reach reading recorded report row run s save says several share show similar size small t table take than that the
+    their them then this time to token torch two under up us was what where which with within without work would import
+    enable explain xeon high measure bar cap clock gb mhz none
 """))  # fmt: skip
 """Words of plain English and of any engineer, in the singular."""
 CODE = re.compile(r"\S*[_.=()/]\S*[a-z)]|--[a-z-]+|\$.*|roofscope [a-z-]+( TERM)?|\bx[0-9]+")
