@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, Trial
-from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST
 from profiler.judge.cell_stages import Judged
@@ -61,7 +60,7 @@ def answer_of(
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     phases, every = {cell.key.phase for cell in cells}, cells
-    cells = [cell for cell in cells if cell.usable]
+    cells = [cell for cell in cells if cell.timed.noise.grade != "unusable"]
     by_size = sorted(cells, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
     decodes = [cell for cell in by_size if cell.key.phase == "decode"]
     prefills = [cell for cell in sorted(cells, key=lambda each: each.key.tokens) if cell.key.phase == "prefill"]
@@ -218,9 +217,7 @@ def _because(cell: Judged, setting: Setting) -> str:
             f" against their ceilings{how}{longest}"
         )
     if regime == "link-bound":
-        is_on_ranks = any(item.group == COLLECTIVE for item in cell.timed.operators)
-        crossing = "the ranks' results" if is_on_ranks else "weights"
-        to = "the link" if is_on_ranks else "to the device"
+        crossing, to = ("the ranks' results", "the link") if cell.timed.is_on_ranks else ("weights", "to the device")
         return f"link-bound: of {duration(s.latency_s)}, {crossing} take {duration(s.link_s)} to cross {to}"
     return _no_single_limit(cell)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from profiler.facts.measurements import KernelTime
-from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.repetitions import Repetition, Status, first_use_s
 from profiler.facts.telemetry import ActiveShares
 from profiler.grid.cells import CellKey
@@ -73,6 +73,11 @@ class Timed:
         return total_work(self.operators)[1] / self.latency_s
 
     @property
+    def is_on_ranks(self) -> bool:
+        """Whether ranks share its step, and exchange results over a link."""
+        return any(item.group == COLLECTIVE for item in self.operators)
+
+    @property
     def first_use_s(self) -> float | None:
         """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
         return first_use_s(self.repetitions) if self.key.phase == "decode" else None
@@ -132,8 +137,3 @@ class Judged:
     def host_pace_s(self) -> float:
         """Overhead of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
         return (self.ceilings.overhead_s or 0.0) if self.ceilings.overlaps else 0.0
-
-    @property
-    def usable(self) -> bool:
-        """Whether its time is known well enough for a headline."""
-        return self.timed.noise.grade != "unusable"

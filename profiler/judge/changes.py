@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from profiler.counting.floor import step_floor
 from profiler.facts.change_ids import ChangeId
-from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
+from profiler.facts.operators import Cause, OperatorWork
 from profiler.judge.cell_stages import Judged
 from profiler.judge.engine_differences import causes_of, change_of_engine
 from profiler.judge.regimes import Flag
@@ -179,7 +179,7 @@ def _engines(differences: Sequence[EngineDifference], cell: Judged) -> list[Chan
 
 def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     bits = setting.weight_bits
-    if bits < _SIXTEEN_BITS or not setting.here.packs or _is_on_ranks(cell):
+    if bits < _SIXTEEN_BITS or not setting.here.packs or cell.timed.is_on_ranks:
         return []
     dense_from, dense_s = setting.four_bit_dense_from_rows, 0.0
     because = "if their kernel reaches the memory ceiling"
@@ -201,10 +201,6 @@ def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
         saves_s += terms.link_s  # smaller weights may all fit
     change = format_change("nf4", setting.sixteen_bit_dtype, setting.here)
     return [_computed(change, saves_s - dense_s, because)]
-
-
-def _is_on_ranks(cell: Judged) -> bool:
-    return any(item.group == COLLECTIVE for item in cell.timed.operators)
 
 
 def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
@@ -320,7 +316,7 @@ def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     others = [item for item in cell.timed.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
     least_s = wide_s - _floor_s(cell, others, ceiling, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
-    least_s += 0.0 if _is_on_ranks(cell) else cell.terms.link_s / 2  # at most half of the bytes still cross
+    least_s += 0.0 if cell.timed.is_on_ranks else cell.terms.link_s / 2  # at most half of the bytes still cross
     return [_computed(change, max(most_s, least_s), because, at_least_s=least_s)]
 
 

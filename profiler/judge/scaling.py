@@ -152,9 +152,8 @@ def best_of(tokens_per_s: Sequence[float]) -> int:
 def _knee(doublings: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | None]:
     """(knee, None), or (None, the sizes between which it is) if the slopes' intervals do not determine it."""
     flat = max((index for index, item in enumerate(doublings) if item.high < _KNEE_SLOPE), default=-1)
-    steep = len(doublings)
-    while steep > 0 and doublings[steep - 1].low >= _KNEE_SLOPE:
-        steep -= 1
+    at_the_end = itertools.takewhile(lambda item: item.low >= _KNEE_SLOPE, reversed(doublings))
+    steep = len(doublings) - len(list(at_the_end))
     knee = doublings[steep].smaller if steep < len(doublings) else None
     if flat == steep - 1:
         return knee, None

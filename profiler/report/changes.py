@@ -266,8 +266,7 @@ def conditions(run: Run) -> Section:
     padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
     note = "measured: padded steps and the same shape without a mask, routed experts, and the link between ranks"
     ranks = Lines(_ranks_lines(run), media=FULL)
-    experts = [line for line in [_experts_line(run)] if line]
-    return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note, folded=True)
+    return Section("Padding, experts and ranks", [Lines([*padding, *_experts_lines(run)]), ranks], note, folded=True)
 
 
 def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
@@ -303,19 +302,19 @@ _FEWER_EXPERTS = 0.9
 """Below this share of the expected experts, the counted bytes of weights are clearly too high."""
 
 
-def _experts_line(run: Run) -> str | None:
+def _experts_lines(run: Run) -> list[str]:
     steps, prompts = run.document.experts_touched, run.document.grid.prompts
     if not prompts or not (steps or run.model.experts):
-        return None
+        return []
     if not steps:
-        return "The experts that the prompts use are not known: the code does not show what the router chose."
+        return ["The experts that the prompts use are not known: the code does not show what the router chose."]
     fewest = min(steps, key=lambda step: step.touched / step.expected)
     share = fewest.touched / fewest.expected
     text = (
         f"{fewest.key.name} uses {fewest.touched:.1f} of {fewest.experts} experts of a layer, {percent(share)} of those"
         f" that the counts expect ({fewest.expected:.1f}, if each were chosen equally often)"
     )
-    return text + (": its counted bytes, floor and ceiling share are too high" if share < _FEWER_EXPERTS else "")
+    return [text + (": its counted bytes, floor and ceiling share are too high" if share < _FEWER_EXPERTS else "")]
 
 
 def _ranks_lines(run: Run) -> list[str]:
