@@ -138,8 +138,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         precision=" -> ".join([document.model.precision, *changes]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, trained.again, _ONE_OUT),
-        beyond=cross_validated_error(trained.outside, trained.again, _EXTREMES_OUT),
+        error=cross_validated_error(trained.within, trained.repeat_width, _ONE_OUT),
+        beyond=cross_validated_error(trained.outside, trained.repeat_width, _EXTREMES_OUT),
         cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),
     )
