@@ -34,7 +34,7 @@ class KeptArguments:
     """Bytes of each storage."""
     _free: dict[str, float] = field(default_factory=dict)
     """Bytes that were free at the first call, by device."""
-    _drift_readings: int = 0
+    _looks: int = 0
     _short: str = ""
     """What a look found if little memory was free: from then on no call is recorded."""
 
@@ -86,8 +86,8 @@ class KeptArguments:
         """Raises MemoryError if little of the host's memory is free, or was at an earlier look."""
         import torch
 
-        self._drift_readings += 1
-        if not self._short and self._drift_readings % _LOOK_EVERY == 1:
+        self._looks += 1
+        if not self._short and self._looks % _LOOK_EVERY == 1:
             host = torch.device("cpu")
             free, total = available_bytes(host), total_bytes(host)
             if free < _SHORT_SHARE * total:

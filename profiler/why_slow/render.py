@@ -294,7 +294,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
         host_s = floor.overhead_s or 0.0
         named = [
             ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s, False),
-            ("overhead of kernels by Python and torch, at least", host_s, False),
+            ("overhead of Python and torch, at least", host_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
             *named,
         ]
@@ -312,7 +312,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     kernels = (
         "other kernels slower than the ceilings" if shown else "kernels (modules unknown) slower than the ceilings"
     )
-    yield TimePart(f"{kernels}, and overhead beyond least", left_s, beyond_floor=True)
+    yield TimePart(f"{kernels}, and overhead beyond that", left_s, beyond_floor=True)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import RequestError, describe_error, first_line
 from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
+from profiler.why_slow.batch_and_loop_changes import grows_by_a_token
 from profiler.why_slow.call_record import CallRecord, models_of
-from profiler.why_slow.changes import candidates
+from profiler.why_slow.change_registry import candidates
 from profiler.why_slow.findings import (
     FEW_ROUNDS,
     LEAST_ROUNDS,
@@ -28,7 +29,6 @@ from profiler.why_slow.findings import (
     is_settled,
     pairs_agree,
 )
-from profiler.why_slow.loop_changes import grows_by_a_token
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, repeat

@@ -56,11 +56,11 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     own = torch.bfloat16 if is_plain(model) else model.dtype
     dtype = own if own.itemsize > 1 else torch.bfloat16
     device = torch.device(call.settings.device)
-    overhead_models = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
+    copies = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
-        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, overhead_models()),
+        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, copies()),
         where=group.loaded_at, stand_in="dense linears of random values",
         explain=lambda: f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}",
     )  # fmt: skip
@@ -220,7 +220,7 @@ def merged_adapters(group: CallGroup) -> Candidate | None:
     kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
     return group.candidate(
         "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
-        "merge them once after loading: model.merge_and_unload() with peft, else add the matmul to the weight",
+        "merge them once after loading: model.merge_and_unload() with peft, else add their product to the weight",
         within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=group.loaded_at,
         stand_in="the linears without their adapters, whose shapes are those of merged ones",
     )  # fmt: skip

@@ -91,7 +91,7 @@ def decoder(*, frozen: bool) -> nn.Module:
 def test_weights_that_autocast_casts_again_are_tried_cast_once(
     frozen: bool, script: Callable[[nn.Module], None], is_tried: bool
 ) -> None:
-    """By torch's own overhead: each of the three linears' weights is cast in each step, or once for all steps."""
+    """By torch's own dispatcher: each of the three linears' weights is cast in each step, or once for all steps."""
     model = decoder(frozen=frozen)
     with torch.no_grad(), Casts() as casts:
         script(model)

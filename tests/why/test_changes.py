@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 import profiler
 from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
-from profiler.why_slow import changes, trials
+from profiler.why_slow import change_registry, trials
 from profiler.why_slow.findings import TRIALS_SHARE, TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.repeat_call import (
@@ -85,8 +85,8 @@ def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> No
     linears = packed_linears(model)
     assert [each.format for each in linears] == [name] * LINEARS_OF_A_LAYER
     before = [each.module for each in linears]
-    overhead_models = dense_copies(linears, model.dtype, 1e9)
-    with torch.no_grad(), replaced(linears, overhead_models):
+    copies = dense_copies(linears, model.dtype, 1e9)
+    with torch.no_grad(), replaced(linears, copies):
         assert packed_linears(model) == [], "a dense model has none"
         assert model(IDS).logits.isfinite().all()
         assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
@@ -100,8 +100,8 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
     """With room for half of the float32 weights, four layers share the dense weights of two."""
     linears = packed_linears(with_linears(tiny_llama(num_hidden_layers=4), WordLinear))
     weights = sum(each.module.in_features * each.module.out_features for each in linears)
-    overhead_models = dense_copies(linears, torch.float32, 4 * weights / 2)
-    assert sum(overhead_model.weight.numel() for overhead_model in set(overhead_models)) == weights / 2
+    copies = dense_copies(linears, torch.float32, 4 * weights / 2)
+    assert sum(each.weight.numel() for each in set(copies)) == weights / 2
     assert len(set(dense_copies(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
 
 
@@ -264,7 +264,7 @@ def test_no_copy_is_tried_of_a_model_whose_layers_run_functions() -> None:
     own = layer.forward
     layer.forward = lambda *args, **named: own(*args, **named)
     [group] = groups_of(lambda: model(IDS))
-    assert "wide-dtype" not in {each.id for each in changes.candidates(group, untried)}
+    assert "wide-dtype" not in {each.id for each in change_registry.candidates(group, untried)}
     assert any("forward was replaced by a function" in line for line in untried.lines(1.0))
 
 

@@ -13,10 +13,7 @@ import torch
 from profiler.errors import describe_error
 from profiler.patching import patched, switched
 from profiler.units import several
-from profiler.why_slow.findings import Untried
-from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
-from profiler.why_slow.loop_changes import (
+from profiler.why_slow.batch_and_loop_changes import (
     batching_change,
     loop_without_cache,
     padding_change,
@@ -24,6 +21,9 @@ from profiler.why_slow.loop_changes import (
     prefix_change,
     without_reads,
 )
+from profiler.why_slow.findings import Untried
+from profiler.why_slow.floor import made_s, with_all_logits
+from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
