@@ -116,7 +116,7 @@ def _more_threads(group: CallGroup) -> Candidate:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _runs_experts_in_turn(group: CallGroup) -> bool:

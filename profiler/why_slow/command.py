@@ -288,17 +288,11 @@ def register(shell: Any) -> None:
 
     def why_cell(line: str, cell: str) -> Watching:
         """`%%why [--budget SECONDS]`: run this cell, and explain the time of its language models."""
-        budget_s = _budget_s(line)
-        with why(budget_s) as watching:
+        found = re.fullmatch(r"\s*(?:--budget[\s=]+(\d+\.?\d*|\.\d+)\s*)?", line)
+        if found is None:
+            raise RequestError(f"%%why {line}: it takes --budget SECONDS and nothing else.")
+        with why(float(found[1]) if found[1] else None) as watching:
             shell.run_cell("# %%why\n" + cell)  # a first line, so that the others have their numbers
         return watching
 
     shell.register_magic_function(why_cell, "cell", "why")
-
-
-def _budget_s(line: str) -> float | None:
-    """The seconds after `--budget`; None without it. Raises RequestError for anything else."""
-    found = re.fullmatch(r"\s*(?:--budget[\s=]+(\d+\.?\d*|\.\d+)\s*)?", line)
-    if found is None:
-        raise RequestError(f"%%why {line}: it takes --budget SECONDS and nothing else.")
-    return float(found[1]) if found[1] else None

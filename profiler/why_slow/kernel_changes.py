@@ -34,9 +34,8 @@ def is_bound_by_host(group: CallGroup) -> bool:
     call, known = group.call, group.decode
     by_gpu = known is not None and known.overhead_s < known.device_s
     could = call.settings.beams == 1 and not call.settings.assistant and not call.context_len
-    return (
-        could and not by_gpu and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
-    )
+    decodes = call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS
+    return could and decodes and not by_gpu and not is_spread(group.model)
 
 
 def compiled_step(group: CallGroup) -> Candidate | None:

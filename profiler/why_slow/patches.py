@@ -35,9 +35,8 @@ def watched(recorder: Recorder) -> Iterator[None]:
             patch(sys.modules[name], recorder)
     # The starts of threads and of tasks in pools, to know their line where a thread runs library code only.
     _before(recorder, threading.Thread, "start", starts_here)
-    if task := getattr(concurrent.futures.thread, "_WorkItem", None):  # private to Python
-        _before(recorder, task, "__init__", starts_here)
-        _before(recorder, task, "run", runs_here)
+    _before(recorder, concurrent.futures.thread._WorkItem, "__init__", starts_here)
+    _before(recorder, concurrent.futures.thread._WorkItem, "run", runs_here)
     try:
         with recorder.undo, library_warnings(recorder.warning), sampled(recorder):
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
-from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
+from profiler.why_slow.host_counters import Reads, breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations, OwnLine, UnrecordedCall, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
@@ -72,7 +72,8 @@ class Recorder:
     _watches_attention: bool = False
     _start_s: float = field(default_factory=lambda: now_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
-    _compiling: Compiling = field(default_factory=Compiling)
+    _breaks: Counter[str] = field(default_factory=breaks_so_far)
+    _compilations: list[Any] = field(default_factory=compilations_so_far)
 
     def __post_init__(self) -> None:
         self.reads = Reads(self.here, self.replace)
@@ -101,32 +102,24 @@ class Recorder:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer.core_seconds()
+        self.here.noted = noted
+        if noted is not None and watched.in_threads:
+            self._in_threads[id(model)] = noted
         began_s, result, failed = now_s(), None, ""
         try:
-            with streamed, self._inside_call(noted, id(model)):
+            with streamed, self.here.inside("call"):
                 result = run(*args, **named)
             return result
         except BaseException as error:
             failed = describe_error(error)
             raise
         finally:
+            self.here.noted = None
+            self._in_threads.pop(id(model), None)
             if noted is not None:
-                noted.began_s, noted.ended_s = began_s, now_s()
+                noted.began_s = began_s
                 with self._errors_counted():
                     self._record_end(noted, model, result, failed)
-
-    @contextlib.contextmanager
-    def _inside_call(self, noted: CallRecord | None, model: int) -> Iterator[None]:
-        """A context in which this thread is inside of a call of the model with this id."""
-        self.here.noted = noted
-        if noted is not None and noted.watched.in_threads:
-            self._in_threads[model] = noted
-        try:
-            with self.here.inside("call"):
-                yield
-        finally:
-            self.here.noted = None
-            self._in_threads.pop(model, None)
 
     def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Whether a call is that of a language model in plain PyTorch, on token ids, and part of no other call."""
@@ -256,8 +249,8 @@ class Recorder:
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            self._compiling.recompilations(), by_line(self.again_s), self.reads.by_line(),
-            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
+            recompilations(self._compilations), by_line(self.again_s), self.reads.by_line(),
+            graph_breaks(self._breaks), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
             callbacks=self.functions,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
@@ -275,7 +268,7 @@ class Recorder:
             context_len=noted.attention.context_len if noted.attention else context, forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
-            callbacks_s=dict(noted.callbacks), processors_s=dict(noted.processors), warm_s=None,
+            warm_s=None,
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
         )  # fmt: skip

@@ -96,8 +96,6 @@ class Candidate:
     changed: Run
     seconds: float
     """Those of the script's own calls of this shape."""
-    usual: float = _OTHER_SAVING
-    """Share of them that a change of this kind usually saves where it applies."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
@@ -121,7 +119,7 @@ class Candidate:
     @property
     def expected(self) -> float:
         """Share of the calls that it is expected to save: by the ceilings, else as usual."""
-        return self.about or self.usual
+        return self.about or _USUAL_SAVING.get(self.id, _OTHER_SAVING)
 
     @property
     def expected_s(self) -> float:
@@ -155,7 +153,8 @@ class RepeatedCall:
             return ()
         if new <= tokens:
             return (self.as_run,)
-        prompt_s = self.call.steady_prompt_s
+        # The one-time costs of a first call are those of its prompt.
+        prompt_s = max(0.0, self.call.prompt_s - (self.call.seconds - self.call.steady_s))
         step_s = (self.call.steady_s - prompt_s) / (new - 1)
 
         def part(weight: float, tokens: int, further: int = 0) -> Run:
@@ -325,11 +324,6 @@ class CallGroup:
         """A change to the call that stands for all, or to those of the fields `more`; without `changed`, the same call
         within the context `within`.
         """
-        as_is = self.repeated()
-        common: dict[str, Any] = {
-            "where": self.call.where,
-            "as_is": as_is,
-            "seconds": statistics.median(self.like(self.call)),
-        }
-        common |= {"usual": _USUAL_SAVING.get(name, _OTHER_SAVING)} | more
-        return Candidate(self, name, evidence, change, changed=changed or as_is, **common)
+        as_is, seconds = self.repeated(), statistics.median(self.like(self.call))
+        common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
+        return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)

@@ -88,12 +88,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
 
 def has_room_for_all(model: Any) -> bool:
     """Whether a copy of all weights fits next to the model on the device that computes, so that a trial can run it."""
-    return weight_bytes_of(model) <= _COPY_SHARE * available_bytes(model.device)
-
-
-def weight_bytes_of(model: Any) -> int:
-    """Bytes of all parameters of a model, wherever they are."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return bool(model.get_memory_footprint(return_buffers=False) <= _COPY_SHARE * available_bytes(model.device))
 
 
 def _gathered(model: Any) -> Any:
