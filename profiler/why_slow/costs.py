@@ -33,7 +33,7 @@ from profiler.why_slow.findings import Finding, Untried
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.watched_calls import gpus_in_turn, is_spread, pipelined_devices
+from profiler.why_slow.watched_calls import gpus_in_turn, is_spread
 from profiler.why_slow.weight_changes import has_room_for_all
 
 # Seconds to measure one link.
@@ -51,7 +51,7 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
             untried.add(f"offload ({group.loaded_at})", first_line(error))
         if (count := gpus_in_turn(group.model)) > 1:
             yield Finding(
-                "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, pipelined_devices(group.model),
+                "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, group.settings.placement,
                 f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
                 f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
                 "at most", f"1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",

@@ -159,16 +159,6 @@ class Untried:
 
 
 @dataclass(frozen=True)
-class DecodeFloor:
-    """The least time of a decode step."""
-
-    device_s: float
-    """Seconds of its work at the ceilings of the device."""
-    overhead_s: float
-    """Seconds of the host to launch it."""
-
-
-@dataclass(frozen=True)
 class SlowModule:
     """The modules of one class, those of torch at one place of all layers, and their time in the calls of one line."""
 
@@ -200,8 +190,6 @@ class CallFloor:
     """Overhead in `seconds`: all of it on a CPU, the exposed part on a GPU. None if unknown and not included."""
     needless_s: float = 0.0
     """Further seconds at the ceilings for work that the tokens do not need: padding, prompts computed again."""
-    decode: Mapping[int, DecodeFloor] = field(default_factory=dict)
-    """The last step of calls with a decode loop and known overhead, by their number."""
     left_out: tuple[str, ...] = ()
     """Parts of models that ran and could not be counted, such as a tower for pictures."""
     subjects: Mapping[str, Subject] = field(default_factory=dict)

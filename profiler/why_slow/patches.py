@@ -117,7 +117,7 @@ def _models(module: ModuleType, recorder: Recorder) -> None:
         return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
 
     _around(recorder, base, "__call__", call)
-    _before(recorder, base, "__init__", lambda _: recorder.let_go())
+    _before(recorder, base, "__init__", lambda _: setattr(recorder, "latest", None))
     recorder.replace(base, "from_pretrained", classmethod(load))
 
 

@@ -57,8 +57,8 @@ class Recorder:
     reads: Reads = field(init=False)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
-    _last: Any = None
-    """The model of the latest call, which a trial needs; it lives at least until the next one is made."""
+    latest: Any = None
+    """The model of the latest call, which a trial needs; it lives until another one is made, which needs its memory."""
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
@@ -163,7 +163,7 @@ class Recorder:
         else:  # compiled code, and code that differentiates, get plain logits
             noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
         self.notes.append(noted)
-        self.here.last, self._last = noted.where, model
+        self.here.last, self.latest = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -179,16 +179,12 @@ class Recorder:
         if not self.here.in_call:
             self.here.autocast = (self.here.autocast[0] + 1, users_line())
 
-    def let_go(self) -> None:
-        """Let go of the latest model, so that its memory can be freed: another one is made."""
-        self._last = None
-
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run and record a load of a model."""
         self.touched += 1
         if "load" in self.here.within:
             return run(*args, **named)
-        self.let_go()
+        self.latest = None
         start_s, model = now_s(), None
         try:
             with self.here.inside("load"):

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.findings import CallFloor, DecodeFloor
-from profiler.why_slow.floor import Subject, made_s
+from profiler.why_slow.findings import CallFloor
+from profiler.why_slow.floor import Subject, last_step_s, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
@@ -294,8 +294,12 @@ class CallGroup:
         return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
     @property
-    def decode(self) -> DecodeFloor | None:
-        return self.floor.decode.get(self.call.number) if self.floor else None
+    def last_step_s(self) -> tuple[float, float] | None:
+        """Seconds of the last decode step: (at the ceilings, of the host to launch it); None if they are unknown."""
+        subject = self.floor.subjects.get(self.call.model) if self.floor else None
+        if subject is None or subject.overhead_s is None or self.call.new_tokens < 2:
+            return None
+        return last_step_s(self.call, subject), subject.overhead_s[1]
 
     @property
     def subject(self) -> Subject | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from profiler.loading.cache_argument import given_cache, keeps_last_logits, without_cache
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import CallKind, CallSettings
-from profiler.why_slow.plain_models import is_repeatable, token_ids, without_values
+from profiler.why_slow.plain_models import repeatable, token_ids
 
 if TYPE_CHECKING:
     from profiler.why_slow.call_record import CallRecord
@@ -87,10 +87,8 @@ def _generate_batch(model: Any, args: tuple[Any, ...], named: Mapping[str, Any])
 
 
 def _plain(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    rows, tokens = token_ids(args, named).shape
-    kept = tuple(map(without_values, args)), {name: without_values(value) for name, value in named.items()}
-    repeated = kept if is_repeatable(args, named) else None
-    return Given(common_settings(model), (rows, tokens, 0), named.get("attention_mask"), repeated)
+    shape = *token_ids(args, named).shape, 0
+    return Given(common_settings(model), shape, named.get("attention_mask"), repeatable(args, dict(named)))
 
 
 FORWARD = Watched("forward", "__call__", lambda *call: _of_tokens(forward_settings, "forward", *call))
@@ -144,11 +142,12 @@ def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
 def _settings(model: Any, named: Mapping[str, Any], value: Callable[[str], Any], made: str) -> CallSettings:
     """The settings of a call whose options have a `value`, and which by default makes a cache of the class `made`."""
     config, cache, given = model.config, bool(value("use_cache")), given_cache(named)
+    gpus = gpus_in_turn(model)
     return replace(
         common_settings(model),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        placement=pipelined_devices(model),
+        placement=f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else "",
         attention=str(getattr(config, "_attn_implementation", None) or ""),
         experts=str(getattr(config, "_experts_implementation", None) or ""),
         cache=cache,
@@ -176,12 +175,6 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
         if value is not None:
             return value
     return default
-
-
-def pipelined_devices(model: Any) -> str:
-    """A sentence about a `device_map` over several GPUs; empty if at most one GPU computes."""
-    gpus = gpus_in_turn(model)
-    return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
 
 
 def gpus_in_turn(model: Any) -> int:

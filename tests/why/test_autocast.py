@@ -19,6 +19,12 @@ LINEARS = 3
 IDS = torch.ones(1, 1, dtype=torch.long)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This CPU may have no units for BF16."""
+    monkeypatch.setattr(weight_changes, "_has_units", lambda _: True)
+
+
 class Decoder(nn.Module):
     """One layer of attention with a cache that grows, and 48 x 32 weights of a table, which autocast leaves alone."""
 
