@@ -149,8 +149,7 @@ def _in_one_call(
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
-            for done in [threads.submit(run) for run in runs]:
-                done.result()
+            list(threads.map(lambda run: run(), runs))
 
     first, noted = chosen[0]
     longest = replace(first, new_tokens=max(call.new_tokens for call in own))
@@ -171,10 +170,8 @@ def _in_one_call(
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
     """Whether most prompts [1, tokens] begin with the whole prompt before them, as in a chat."""
-    continued: list[bool] = [
-        _shared_tokens(before, after) == before.shape[1] for before, after in itertools.pairwise(prompts)
-    ]
-    return sum(continued) > len(continued) / 2
+    pairs = list(itertools.pairwise(prompts))
+    return sum(_shared_tokens(before, after) == before.shape[1] for before, after in pairs) > len(pairs) / 2
 
 
 # A prompt that repeats fewer tokens of the one before is not worth a trial.

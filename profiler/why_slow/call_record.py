@@ -205,11 +205,11 @@ def users_file(path: str) -> str:
     return "" if is_librarys else Path(path).name
 
 
-def starts_here(started: object) -> None:
+def starts_here(started: object, *_: object) -> None:
     """Note the user's line at which a thread, or a task of a pool, is started."""
     _STARTED_AT[started] = users_line()
 
 
-def runs_here(task: object) -> None:
+def runs_here(task: object, *_: object) -> None:
     """Note that the current thread runs a task of a pool, whose threads run tasks from several lines."""
     _STARTED_AT[threading.current_thread()] = _STARTED_AT.get(task, _NO_LINE)

@@ -217,4 +217,3 @@ CHANGES = (
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),
 )  # fmt: skip
-"""The changes that are tried."""

@@ -194,7 +194,7 @@ def read_weights_s(model: Any) -> float | None:
     if model is None:
         return None
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
-    whole: int = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    whole: int = sum(tensor.nbytes for tensor in weights)
     part = min(whole, _MOST_BYTES)
     try:
         with tempfile.TemporaryDirectory() as folder:

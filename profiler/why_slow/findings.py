@@ -75,9 +75,7 @@ class TriedChange:
 
 
 def pairs_agree(rounds: Rounds) -> bool:
-    """Whether the pairs are evidence for a saving: a steady one, three of 30 %, five that all save, or all but one of
-    eight.
-    """
+    """Whether pairs are evidence for a saving: a steady one, three of 30 %, five that save, or all but one of eight."""
     savings = sorted(1 - changed / as_is for as_is, changed in rounds)
     if len(savings) < FEW_ROUNDS:
         return False
@@ -214,8 +212,7 @@ class Why:
 
     @property
     def first_calls(self) -> list[tuple[str, float, float]]:
-        """(line, seconds, seconds once warm) of first calls that took twice the median of two others, or their own
-        repeat, so they are not in a steady state."""
+        """(line, seconds, seconds once warm) of first calls that took twice as long as others or as a repeat."""
         slow_s = defaultdict[str, list[tuple[float, float]]](list)
         for where, words in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
             first, *others = [call for call in self.seen.calls if (call.where, call.words) == (where, words)]

@@ -45,8 +45,7 @@ class Subject:
 def floor_of_calls(
     calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None] = MappingProxyType({})
 ) -> CallFloor:
-    """The least total time of all calls: the roofline time of their operators, and the overhead of an overhead model's
-    steps.
+    """The least total time of all calls: the roofline time of their operators, and the least overhead of their steps.
 
     `subjects` are those of all models, by name. `outside_s` is the roofline time of each call's modules outside of its
     subject's work, by its number; None if unknown. Overhead counts as unknown if it would make the floor longer than

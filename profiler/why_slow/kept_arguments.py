@@ -52,7 +52,7 @@ class KeptArguments:
         if (free_bytes := self._free.get(str(device))) is None:
             free_bytes = self._free[str(device)] = available_bytes(device)
         shapes = [value for value in tree_leaves((args, named)) if getattr(value, "is_meta", False)]
-        if sum(value.numel() * value.element_size() for value in shapes) > _STATE_SHARE * free_bytes:
+        if sum(value.nbytes for value in shapes) > _STATE_SHARE * free_bytes:
             return None
         left_bytes, storages = min(_MOST_BYTES, _MOST_SHARE * free_bytes), dict(self.storages)
 
@@ -66,11 +66,9 @@ class KeptArguments:
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and value.is_meta:
                 return value
-            if is_tensor:
-                nbytes = value.numel() * value.element_size()
-                if not value.is_floating_point() or nbytes < value.untyped_storage().nbytes():
-                    add(nbytes)
-                    value = value.clone()
+            if is_tensor and (not value.is_floating_point() or value.nbytes < value.untyped_storage().nbytes()):
+                add(value.nbytes)
+                value = value.clone()
             for tensor in _own_tensors(value):
                 add(tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata)
             return value.detach() if is_tensor else value

@@ -55,11 +55,11 @@ def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any])
     recorder.replace(owner, name, around)
 
 
-def _before(recorder: Recorder, owner: Any, name: str, note: Callable[[Any], object]) -> None:
-    """Replace a method by one that first calls `note(self)`."""
+def _before(recorder: Recorder, owner: Any, name: str, note: Callable[..., object]) -> None:
+    """Replace a method by one that first calls `note` with the same positional arguments."""
 
     def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        note(self)
+        note(self, *args)
         return run(*args, **named)
 
     _around(recorder, owner, name, call)
@@ -89,16 +89,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _warnings(module: ModuleType, recorder: Recorder) -> None:
-    """Patch transformers' `warning_once`, which prints only the first time in a process."""
-
-    def logged(self: logging.Logger, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        recorder.warning(self.name.partition(".")[0], str(args[0]))
-        run(*args, **named)
-
-    _around(recorder, logging.Logger, "warning_once", logged)
-
-
 def _models(module: ModuleType, recorder: Recorder) -> None:
     import torch
 
@@ -117,7 +107,7 @@ def _models(module: ModuleType, recorder: Recorder) -> None:
         return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
 
     _around(recorder, base, "__call__", call)
-    _before(recorder, base, "__init__", lambda _: setattr(recorder, "latest", None))
+    _before(recorder, base, "__init__", lambda *_: setattr(recorder, "latest", None))
     recorder.replace(base, "from_pretrained", classmethod(load))
 
 
@@ -186,11 +176,17 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
 
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
-    "transformers.utils.logging": _warnings,
+    # It prints only the first time in a process.
+    "transformers.utils.logging": lambda _, recorder: _before(
+        recorder,
+        logging.Logger,
+        "warning_once",
+        lambda logger, text, *_: recorder.warning(logger.name.split(".")[0], str(text)),
+    ),
     "torch": _torch,
     # Tensor.backward, autograd.backward and autograd.grad all call it.
     "torch.autograd": lambda module, recorder: _before(
-        recorder, module, "_engine_run_backward", lambda _: setattr(recorder, "trained", True)
+        recorder, module, "_engine_run_backward", lambda *_: setattr(recorder, "trained", True)
     ),
     "torch.amp.autocast_mode": lambda module, recorder: _before(
         recorder, module.autocast, "__enter__", lambda _: recorder.enter_autocast()

@@ -112,7 +112,7 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
             kv_heads=attention.kv_heads, qk_dim=attention.qk_dim, v_dim=attention.v_dim,
         ))  # fmt: skip
     counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
-    rest = sum(each.numel() * each.element_size() for each in model.parameters() if id(each) not in counted)
+    rest = sum(each.nbytes for each in model.parameters() if id(each) not in counted)
     if rest:
         operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
     params = sum(each.numel() for each in model.parameters())

@@ -105,7 +105,7 @@ class Recorder:
         self.here.noted = noted
         if noted is not None and watched.in_threads:
             self._in_threads[id(model)] = noted
-        began_s, result, failed = now_s(), None, ""
+        result, failed = None, ""
         try:
             with streamed, self.here.inside("call"):
                 result = run(*args, **named)
@@ -117,7 +117,6 @@ class Recorder:
             self.here.noted = None
             self._in_threads.pop(id(model), None)
             if noted is not None:
-                noted.began_s = began_s
                 with self._errors_counted():
                     self._record_end(noted, model, result, failed)
 
@@ -300,7 +299,7 @@ class Recorder:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()
-        noted.start = noted.clock.mark()
+        noted.start, noted.began_s = noted.clock.mark(), now_s()
         return noted
 
     def _number(self, model: Any) -> tuple[int, tuple[str, int]]:

@@ -276,19 +276,6 @@ class CallGroup:
     def generates(self) -> bool:
         return self.call.kind == "generate"
 
-    @property
-    def firsts(self) -> list[tuple[Call, CallRecord]]:
-        """The first call of each shape and its record, in the order of the script."""
-        latest_first = sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: -pair[1].began_s)
-        by_shape = {call.words: (call, noted) for call, noted in latest_first}
-        return sorted(by_shape.values(), key=lambda pair: pair[1].began_s)
-
-    def others(self, first: Call) -> list[Call]:
-        """A first call, and the calls of its shape that began before it ended."""
-        same_shape = (call for call in self.calls if call.words == first.words and call.began_s is not None)
-        ended_s = (first.began_s or 0.0) + first.seconds
-        return [first, *(call for call in same_shape if call is not first and (call.began_s or 0.0) < ended_s)]
-
     def like(self, call: Call) -> tuple[float, ...]:
         """Steady-state seconds of all calls with the shape of `call`."""
         return tuple(other.steady_s for other in self.calls if other.words == call.words)
@@ -303,15 +290,13 @@ class CallGroup:
 
     @property
     def subject(self) -> Subject | None:
-        """The counted work of the model and its ceilings; None if they are unknown, or are not all that the calls
-        run."""
+        """The counted work of the model and its ceilings; None if unknown, or if the calls also run something else."""
         if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.calls):
             return None
         return self.floor.subjects.get(self.calls[0].model)
 
     def saved_share(self, before: Sequence[Call], after: Sequence[Call]) -> float:
-        """Share of some calls that others save in their place: an estimate from the ceilings and overhead of their
-        steps.
+        """Share of some calls that others save in their place, estimated from the ceilings and overhead of their steps.
 
         It holds if the calls are equally far from their ceilings. 0 if the ceilings are unknown.
         """
@@ -325,9 +310,7 @@ class CallGroup:
         return repeat(noted, call, self.model, options)
 
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
-        """A change to the call that stands for all, or to those of the fields `more`; without `changed`, the same call
-        within the context `within`.
-        """
+        """A change to the call that stands for all, or to that of `more`; by default, the same call `within`."""
         as_is, seconds = self.repeated(), statistics.median(self.like(self.call))
         common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
         return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)

@@ -132,7 +132,7 @@ def cast_once(group: CallGroup) -> Candidate | None:
             where=where,
         )  # fmt: skip
 
-    nbytes = scaled(sum(weight.numel() * weight.element_size() for weight in weights), "B")
+    nbytes = scaled(sum(weight.nbytes for weight in weights), "B")
     return group.candidate(
         "autocast", f"torch.autocast casts {nbytes} of weights to {name} again in each forward",
         f"call model.to({dtype}) once, after loading", _in_dtype(group, dtype), where=where,
