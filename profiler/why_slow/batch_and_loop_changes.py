@@ -170,8 +170,8 @@ def _in_one_call(
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
     """Whether most prompts [1, tokens] begin with the whole prompt before them, as in a chat."""
-    pairs = list(itertools.pairwise(prompts))
-    return sum(_shared_tokens(before, after) == before.shape[1] for before, after in pairs) > len(pairs) / 2
+    continued = [_shared_tokens(before, after) == before.shape[1] for before, after in itertools.pairwise(prompts)]
+    return continued.count(True) > len(continued) / 2
 
 
 # A prompt that repeats fewer tokens of the one before is not worth a trial.

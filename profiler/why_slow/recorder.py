@@ -8,6 +8,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ _WRAPPER_S = 1.5e-6
 
 @dataclass
 class Recorder:
-    """Records calls, loads and work on texts; the wrappers of `patches` call it."""
+    """Records calls, loads and work on texts; the wrappers of `patches` call it.
+
+    What they wrap is passed as a `partial`, whose first argument is the object of the method.
+    """
 
     notes: list[CallRecord] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -82,23 +86,19 @@ class Recorder:
         """Set an attribute of another object, until the recording ends."""
         self.undo.callback(replace_attribute(owner, name, value))
 
-    def call(
-        self,
-        watched: Watched, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
-        *, compiled: bool = False,
-    ) -> Any:  # fmt: skip
+    def call(self, watched: Watched, model: Any, run: partial[Any], *, compiled: bool = False) -> Any:
         """Run a call of a model and record it, unless it is part of another call."""
         self.touched += 1
         outer = self.here.noted or self._in_threads.get(id(model))
         if outer is not None and watched.kind == "forward" and "forward" not in self.here.within:
             outer.forwards += outer.model() is model
-            return self._forward(outer, run, args, named)
+            return self._forward(outer, run)
         if self.here.in_call:
-            return run(*args, **named)
+            return run()
         timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
         with self._errors_counted():
-            noted = self._note(watched, model, args, named, compiled)
-            if (streamer := named.get("streamer")) is not None:
+            noted = self._note(watched, model, run, compiled)
+            if (streamer := run.keywords.get("streamer")) is not None:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer.core_seconds()
@@ -108,7 +108,7 @@ class Recorder:
         result, failed = None, ""
         try:
             with streamed, self.here.inside("call"):
-                result = run(*args, **named)
+                result = run()
             return result
         except BaseException as error:
             failed = describe_error(error)
@@ -120,7 +120,7 @@ class Recorder:
                 with self._errors_counted():
                     self._record_end(noted, model, result, failed)
 
-    def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    def is_plain_call(self, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
         """Whether a call is that of a language model in plain PyTorch, on token ids, and part of no other call."""
         if self.here.in_call:
             return False
@@ -128,26 +128,24 @@ class Recorder:
             known = self._plain[module] = is_language_model(module)
         return known and token_ids(args, named) is not None
 
-    def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _forward(self, noted: CallRecord, run: partial[Any]) -> Any:
         start_s = now_s()
         try:
             with self.here.inside("forward"):
-                return run(*args, **named)
+                return run()
         finally:
             spent_s = now_s() - start_s
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
-    def callbacks(
-        self, items: Any, run: functools.partial[Any], args: tuple[Any, ...], named: dict[str, Any],
-        *, are_criteria: bool = False,
-    ) -> Any:  # fmt: skip
+    def callbacks(self, items: Any, run: partial[Any], *, are_criteria: bool = False) -> Any:
         """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
         noted = self.here.noted
         if noted is None:
-            return run(*args, **named)
-        return run.func([self._callback(item, item, noted, are_criteria) for item in items], *args, **named)
+            return run()
+        timed = [self._callback(item, item, noted, are_criteria) for item in items]
+        return run.func(timed, *run.args[1:], **run.keywords)
 
     def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
         found = Callback(item, run, noted, is_left_out)
@@ -178,21 +176,21 @@ class Recorder:
         if not self.here.in_call:
             self.here.autocast = (self.here.autocast[0] + 1, users_line())
 
-    def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def load(self, source: str, run: partial[Any]) -> Any:
         """Run and record a load of a model."""
         self.touched += 1
         if "load" in self.here.within:
-            return run(*args, **named)
+            return run()
         self.latest = None
         start_s, model = now_s(), None
         try:
             with self.here.inside("load"):
-                model = run(*args, **named)
+                model = run()
             return model
         finally:
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
-                conversion, instead = _conversion(model, named)
+                conversion, instead = _conversion(model, run.keywords)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
 
@@ -203,23 +201,22 @@ class Recorder:
         same_name = sum(short.partition(" (")[0] == name for short in self._sources.values())
         return self._sources.setdefault(source, f"{name} ({same_name + 1})" if same_name else name)
 
-    def text(
-        self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
-    ) -> Any:
+    def text(self, run: partial[Any], *, encodes: bool = True) -> Any:
         """Run a tokenizer and add its seconds; with `encodes`, also record texts that were encoded before."""
         self.touched += 1
         if "tokenizer" in self.here.within:
-            return run(*args, **named)
+            return run()
         start_s = now_s()
         try:
             with self.here.inside("tokenizer"):
-                return run(*args, **named)
+                return run()
         finally:
             if not self.here.in_call:
                 spent_s, where = now_s() - start_s, users_line()
                 self.text_s += spent_s
                 self.text_where = self.text_where or where
-                texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
+                first = run.args[1] if run.args[1:] else None
+                texts = tuple(first) if isinstance(first, list) else first
                 if encodes and isinstance(texts, str | tuple):
                     with contextlib.suppress(TypeError):  # of lists of lists
                         if (key := hash(texts)) in self._texts:
@@ -268,15 +265,13 @@ class Recorder:
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
         )  # fmt: skip
 
-    def _note(
-        self, watched: Watched, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
-    ) -> CallRecord:
+    def _note(self, watched: Watched, model: Any, run: partial[Any], compiled: bool) -> CallRecord:
         import torch
 
         from profiler.why_slow.torch_context import TorchContext
 
         self.kept.look_at_memory()
-        given = watched.read(model, args, named)
+        given = watched.read(model, run.args[1:], run.keywords)
         mask = given.mask
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.

@@ -189,8 +189,8 @@ def test_what_has_another_name_is_not_the_scripts_own_code(part: str, monkeypatc
         monkeypatch.setattr("profiler.why_slow.recorder.clock_for", lambda _: queue)
         model.register_forward_hook(queue.submit)
     within: Callable[..., object] = {
-        "text": lambda run: recorder.text(run, ("a text",), {}),
-        "load": lambda run: recorder.load("a model", run, (), {}),
+        "text": lambda run: recorder.text(partial(run, None, "a text")),
+        "load": lambda run: recorder.load("a model", partial(run)),
         "read": lambda run: run(),
     }[part]
     with watched(recorder), torch.no_grad():
@@ -328,7 +328,7 @@ class Model(torch.nn.Linear):
 )
 def test_what_a_load_does_to_the_weights(quantizer: Any, named: dict[str, str], conversion: str) -> None:
     recorder = Recorder()
-    model = recorder.load("org/model", lambda **_: Model(quantizer), (), named)
+    model = recorder.load("org/model", partial(lambda **_: Model(quantizer), **named))
     assert [load.conversion for load in recorder.loads] == [conversion]
     assert recorder.loaded_models == [model]
 
