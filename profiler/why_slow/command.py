@@ -18,6 +18,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
+from profiler.patching import patched
 from profiler.store.writer import replace_file
 from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Untried, Why, judge_calls
 from profiler.why_slow.observations import Observations
@@ -89,8 +90,7 @@ def _hints(recorder: Recorder) -> tuple[str, ...]:
     return (*([own] if "vllm" in sys.modules else []), *fallback_sentences(recorder.fallbacks, on_gpu=True))
 
 
-@contextlib.contextmanager
-def _before_immediate_exit(end: Callable[[int], None]) -> Iterator[None]:
+def _before_immediate_exit(end: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
     """A context in which `os._exit` of this process first calls `end`, since it skips all other cleanup."""
     exit_now, process = os._exit, os.getpid()
 
@@ -104,11 +104,7 @@ def _before_immediate_exit(end: Callable[[int], None]) -> Iterator[None]:
                 print(f"roofscope: {describe_error(error)}", file=sys.stderr, flush=True)
         exit_now(code)
 
-    os._exit = exit_after_end  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os._exit = exit_now
+    return patched(os, _exit=exit_after_end)
 
 
 def explained(

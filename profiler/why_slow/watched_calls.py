@@ -87,7 +87,7 @@ def _generate_batch(model: Any, args: tuple[Any, ...], named: Mapping[str, Any])
 
 
 def _plain(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    shape = *token_ids(args, named).shape, 0
+    shape = (*token_ids(args, named).shape, 0)
     return Given(common_settings(model), shape, named.get("attention_mask"), repeatable(args, dict(named)))
 
 
