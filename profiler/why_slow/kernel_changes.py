@@ -81,9 +81,9 @@ def captured_forward(group: CallGroup) -> Candidate | None:
     @contextlib.contextmanager
     def within() -> Iterator[None]:
         with patched(model, forward=step):
-            for _ in range(0 if step.is_captured else _WARM_STEPS + 1):
+            for _ in range(0 if step.replay else _WARM_STEPS + 1):
                 unchanged()
-            if not step.is_captured:
+            if not step.replay:
                 raise RequestError("its calls do not run its `forward`, so they cannot be captured")
             yield
 
@@ -119,11 +119,8 @@ class GraphOfStep:
     """The (positional, named) arguments whose tensors the graph reads."""
     _output: Any = None
     """The output that it writes."""
-    _replay: Callable[[], object] | None = None
-
-    @property
-    def is_captured(self) -> bool:
-        return self._replay is not None
+    replay: Callable[[], object] | None = None
+    """Replays the graph; None until it is captured."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""
@@ -132,13 +129,13 @@ class GraphOfStep:
             with self.machine.on_side_stream():
                 return self.run(*args, **named)
         inputs = (args, named)
-        if self._replay is None:
+        if self.replay is None:
             self._inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
-            self._replay = self.machine.capture(self._step)
+            self.replay = self.machine.capture(self._step)
         for memory, value in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
             if isinstance(value, torch.Tensor):
                 memory.copy_(value)
-        self._replay()
+        self.replay()
         return self._output
 
     def _step(self) -> None:

@@ -140,7 +140,11 @@ def cast_once(group: CallGroup) -> Candidate | None:
 
 
 _WIDE = ("float32", "float64")
-_HALVES = ("bfloat16", "float16")
+_UNITS = {
+    "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+    "float16": ("_is_amx_fp16_supported",),
+}
+"""By dtype: functions of torch that say whether this CPU has instructions to multiply its matrices."""
 
 
 def other_dtype(group: CallGroup) -> Candidate | None:
@@ -187,18 +191,13 @@ def _faster_dtype(device: torch.device, dtype: str) -> str | None:
         return native
     if device.type == "cuda":  # only GPUs before Ampere lack BF16
         return native if (dtype, native) == ("bfloat16", "float16") else None
-    if dtype not in _HALVES or _has_units(dtype):
+    if dtype not in _UNITS or _has_units(dtype):
         return None
     return "bfloat16" if _has_units("bfloat16") else "float32"
 
 
 def _has_units(dtype: str) -> bool:
-    """Whether this CPU has instructions to multiply matrices of this dtype, BF16 or FP16, according to torch."""
-    names = {
-        "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
-        "float16": ("_is_amx_fp16_supported",),
-    }
-    return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
+    return any(getattr(torch.cpu, name, lambda: False)() for name in _UNITS.get(dtype, ()))
 
 
 # The rank of an adapter is at most this share of the smaller side of its linear.
