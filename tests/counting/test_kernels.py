@@ -188,14 +188,14 @@ def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
 def test_int8_conversions_of_one_matmul() -> None:
     """10 rows of 64 in bfloat16 are cast to float16, quantised to int8 and multiplied into 128 int32 outputs.
 
-    The cast reads 2 bytes, writes 2 and reads 2. The int8 is written and read. The product, 10 x 128 x 4 bytes, is
+    The cast reads 2 bytes, writes 2 and reads 2. The int8 is written and read. The result, 10 x 128 x 4 bytes, is
     written and read.
     """
     from bitsandbytes.nn import Linear8bitLt
 
     weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
     conversions = weight.conversion_bytes(10, torch.bfloat16, 0)
-    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_MATMULS: 2 * 10 * 128 * 4}
+    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_RESULTS: 2 * 10 * 128 * 4}
     assert weight.conversion_bytes(10, torch.float16, 0)[Cause.INT8_INPUTS] == 10 * 64 * (1 + 1)
     assert Cause.OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
     assert weight.conversion_flops(10, 3) == {Cause.OUTLIERS: 2 * 10 * 3 * 128}

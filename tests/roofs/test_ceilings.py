@@ -125,8 +125,8 @@ def test_fresh_pages_are_counted_and_have_a_price() -> None:
         assert page_faults() - before < 32
         del fresh  # a map that is still in use cannot be closed
     # Another process that slows only the second filling hides the cost of the first.
-    drift_readings = (measure_page_fault_s(HOST) for _ in range(3))
-    assert any(0 < price_s < 1e-2 for price_s in drift_readings)
+    prices_s = (measure_page_fault_s(HOST) for _ in range(3))
+    assert any(0 < price_s < 1e-2 for price_s in prices_s)
 
 
 @pytest.mark.timing  # other tests do not check cached ceilings
@@ -463,8 +463,8 @@ def test_a_gpus_reading_has_its_clock_and_a_cpus_has_none() -> None:
 
 @pytest.mark.usefixtures("small_work")
 def test_a_look_waits_until_the_machine_has_settled() -> None:
-    sentinel = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
-    assert sentinel.look().memory == pytest.approx(1e-3)
+    probe = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
+    assert probe.look().memory == pytest.approx(1e-3)
     never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
     assert never.look().memory > 4e-3  # it does not wait forever
 

@@ -160,10 +160,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def waited(total_s: float, *drift_readings: Contention) -> tuple[Sequence[Contention], list[str]]:
+def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
     """Wait for neighbours with these readings, of which the last one is repeated."""
     told: list[str] = []
-    readings = itertools.chain(drift_readings, itertools.repeat(drift_readings[-1]))
+    readings = itertools.chain(looks, itertools.repeat(looks[-1]))
     neighbours: Any = SimpleNamespace(look=lambda: next(readings))
     listener: Any = SimpleNamespace(stage=told.append)
     return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
@@ -178,8 +178,8 @@ def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
 
 
 def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
-    drift_readings = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
-    [found], _ = waited(10.0, *drift_readings)
+    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
+    [found], _ = waited(10.0, *looks)
     assert found.at_unix_s == len(waits), "a look follows each wait"
     assert sum(waits) == 1.0
 

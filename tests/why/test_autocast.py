@@ -20,8 +20,8 @@ IDS = torch.ones(1, 1, dtype=torch.long)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This CPU may have no units for BF16."""
+def units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that multiplies in bfloat16, whatever this one does."""
     monkeypatch.setattr(weight_changes, "_has_units", lambda _: True)
 
 
@@ -97,7 +97,7 @@ def decoder(*, frozen: bool) -> nn.Module:
 def test_weights_that_autocast_casts_again_are_tried_cast_once(
     frozen: bool, script: Callable[[nn.Module], None], is_tried: bool
 ) -> None:
-    """By torch's own dispatcher: each of the three linears' weights is cast in each step, or once for all steps."""
+    """By torch's own calls: each of the three linears' weights is cast in each step, or once for all steps."""
     model = decoder(frozen=frozen)
     with torch.no_grad(), Casts() as casts:
         script(model)
