@@ -19,6 +19,7 @@ from pathlib import Path
 
 from profiler.errors import first_line
 from profiler.packages import MISSING, install_command, is_for_all, is_met, requirement_of, requirements, version_of
+from profiler.patching import switched
 
 OWN_LINES = ("bitsandbytes", "gguf", "nvidia-ml-py")
 """Required packages that most runs do not need; each has its own line in `doctor` if it is missing."""
@@ -62,14 +63,10 @@ def run_check(name: str, check: Callable[[], Found], otherwise: str = "") -> Che
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Suppress warnings, logs and prints of libraries."""
-    disabled_level, printed = logging.root.manager.disable, io.StringIO()
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled_level)
+    printed, no_logs = io.StringIO(), switched(logging.disable, logging.CRITICAL, logging.root.manager.disable)
+    with no_logs, warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def driver() -> Found:

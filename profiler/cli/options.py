@@ -100,7 +100,7 @@ class OnDevice:
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator: on the command line, a command takes the options in the classes that it takes.
 
-    `only` names the fields of the first class that are requested (default: all), and `defaults` replaces defaults.
+    `only` names the fields that it takes of the first class (default: all), and `defaults` replaces defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -117,10 +117,10 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
                 else:
                     parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
                 continue
-            requested = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
-            groups[name] = kind, [item.name for item in requested]
+            taken = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
+            groups[name] = kind, [item.name for item in taken]
             kinds = typing.get_type_hints(kind)
-            for item in requested:
+            for item in taken:
                 parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
 
         def from_command_line(**given: Any) -> None:

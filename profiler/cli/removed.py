@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-REMOVED = {
+_LEFT = {
     "selftest": "run `python tests/gpu/acceptance.py` of the repository",
     "run --cold": "`run` and `why` report first calls",
-    **dict.fromkeys(("run --prefix", "rent --prefix"), "use `count --prefix`"),
-    **dict.fromkeys(
-        ("ceilings --out", "ceilings --out-dtypes"),
-        "use `forecast MODEL --on GPU` for published figures, or `run` on the GPU itself",
+    "run --prefix, rent --prefix": "use `count --prefix`",
+    "ceilings --out, ceilings --out-dtypes": (
+        "use `forecast MODEL --on GPU` for published figures, or `run` on the GPU itself"
     ),
     "ceilings --plot": "use `ceilings --link N --format json`",
-    **dict.fromkeys(
-        ("count --plot map", "count --plot intensity", "count --plot latency"),
-        "use `explore` for the map, or `count --format csv` for the figures",
+    "count --plot map, count --plot intensity, count --plot latency": (
+        "use `explore` for the map, or `count --format csv` for the figures"
     ),
     "run --no-levers": "use `run --no-trials`",
     "plot split": "use `plot RUN breakdown`",
     "plot intensity": "use `plot RUN roofline`",
-    **dict.fromkeys(("plot depth", "plot precisions", "plot devices"), "use `plot RUN... throughput`"),
+    "plot depth, plot precisions, plot devices": "use `plot RUN... throughput`",
     "plot steps": "use the p90_s and p99_s of cells.csv",
     "plot engines": "use `plot RUN waterfall`",
-    **dict.fromkeys(("plot forecast", "forecast --keep", "forecast --out"), "use `forecast RUN --format json`"),
-    **dict.fromkeys(
-        ("forecast --tp", "forecast --link"),
-        "use `count --tp`, `place --tp --link`, or `run --tp` on the GPUs themselves",
-    ),
+    "plot forecast, forecast --keep, forecast --out": "use `forecast RUN --format json`",
+    "forecast --tp, forecast --link": "use `count --tp`, `place --tp --link`, or `run --tp` on the GPUs themselves",
     "forecast --price": "use `rent MODEL --price GPU=USD`",
-    **dict.fromkeys(
-        ("forecast --check", "forecast --model", "forecast --budget"),
-        "measure the cells with `run --prompt-lens ... --batch-sizes ...`",
+    "forecast --check, forecast --model, forecast --budget": (
+        "measure the cells with `run --prompt-lens ... --batch-sizes ...`"
     ),
     "explore --run": "use `explore MODEL`; `report RUN` draws the cells of a run",
-    **dict.fromkeys(
-        ("gate --rerun", "gate --model", "gate --prompts", "gate --budget", "gate --device", "gate --out"),
-        "measure the new run with `run`, and pass its folder: `gate BASE NEW`",
+    "gate --rerun, gate --model, gate --prompts, gate --budget, gate --device, gate --out": (
+        "measure the new run with `run`, and pass its folder: `gate BASE NEW`"
     ),
     "rent --for": "use --prompt, --new, --max-ttft-ms and --max-tpot-ms",
-    **dict.fromkeys(
-        ("rent --rate", "rent --batch", "rent --by-utilisation"),
-        "`rent` compares GPUs at their largest batch within --max-ttft-ms and --max-tpot-ms",
+    "rent --rate, rent --batch, rent --by-utilisation": (
+        "`rent` compares GPUs at their largest batch within --max-ttft-ms and --max-tpot-ms"
     ),
-    **dict.fromkeys(("rent --class", "rent --provider", "rent --spot"), "use --price GPU=USD"),
+    "rent --class, rent --provider, rent --spot": "use --price GPU=USD",
     "rent --cards": "use --price GPU=USD, which compares only the GPUs that you name",
     "rent --host-index": "`rent` gives ranges of published figures",
     "rent --out": "use `rent MODEL --format json`",
 }
-"""What to use instead of a command, of `COMMAND --option`, or of a picture."""
+"""Commands, `COMMAND --option`s and pictures, and what to use instead of each."""
+REMOVED = {name: instead for names, instead in _LEFT.items() for name in names.split(", ")}
 
 
 def removed(name: str) -> str | None:

@@ -34,7 +34,10 @@ _STARTED_AT: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary(
 
 @dataclass
 class CallRecord:
-    """One recorded call: marks of the device's clock, and what a trial needs to repeat it."""
+    """One recorded call: marks of the device's clock, and what a trial needs to repeat it.
+
+    Fields that `Call` has, too, mean the same.
+    """
 
     watched: Watched
     model: weakref.ref[Any]
@@ -55,21 +58,14 @@ class CallRecord:
     name: str = ""
     architecture: tuple[str, int] = ("", 0)
     """The class of its model and the number of parameters; models of one architecture take as long."""
-    callbacks: dict[str, float] = field(default_factory=dict)
-    """Seconds in the user's own objects that `generate` calls at every token, by their class or function."""
-    processors: dict[str, float] = field(default_factory=dict)
-    """The same of transformers' own, which it also makes from options, by their class."""
+    callbacks_s: dict[str, float] = field(default_factory=dict)
+    processors_s: dict[str, float] = field(default_factory=dict)
     left_out_s: float = 0.0
-    """Seconds in those that trials leave out."""
     began_s: float = 0.0
-    ended_s: float = 0.0
-    """Like `began_s`, on the host's clock, without waiting for the device."""
+    """On the host's clock, without waiting for the device."""
     forward_s: float = 0.0
-    """Seconds in forward passes within `generate`, on the host's clock."""
     prompt_s: float = 0.0
-    """Seconds in the first of them."""
     failed: str = ""
-    """Class and first line of the exception; empty if the call returned."""
     read: LogitsRead | None = None
     """The positions of its logits that were read; None if unknown."""
     autocast: tuple[int, str] = (0, "")
@@ -132,7 +128,7 @@ class Callback:
         finally:
             spent_s = max(0.0, now_s() - start_s - (self.noted.forward_s - forward_s))
             is_own = not str(_unwrapped(self.item).__module__).startswith("transformers.")
-            times, name = self.noted.callbacks if is_own else self.noted.processors, self.name
+            times, name = self.noted.callbacks_s if is_own else self.noted.processors_s, self.name
             times[name] = times.get(name, 0.0) + spent_s
             if self.is_left_out and name not in _REPEATED:
                 self.noted.left_out_s += spent_s
@@ -209,11 +205,11 @@ def users_file(path: str) -> str:
     return "" if is_librarys else Path(path).name
 
 
-def starts_here(started: object) -> None:
+def starts_here(started: object, *_: object) -> None:
     """Note the user's line at which a thread, or a task of a pool, is started."""
     _STARTED_AT[started] = users_line()
 
 
-def runs_here(task: object) -> None:
+def runs_here(task: object, *_: object) -> None:
     """Note that the current thread runs a task of a pool, whose threads run tasks from several lines."""
     _STARTED_AT[threading.current_thread()] = _STARTED_AT.get(task, _NO_LINE)

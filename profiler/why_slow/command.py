@@ -18,6 +18,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
+from profiler.patching import patched
 from profiler.store.writer import replace_file
 from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Untried, Why, judge_calls
 from profiler.why_slow.observations import Observations
@@ -89,8 +90,7 @@ def _hints(recorder: Recorder) -> tuple[str, ...]:
     return (*([own] if "vllm" in sys.modules else []), *fallback_sentences(recorder.fallbacks, on_gpu=True))
 
 
-@contextlib.contextmanager
-def _before_immediate_exit(end: Callable[[int], None]) -> Iterator[None]:
+def _before_immediate_exit(end: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
     """A context in which `os._exit` of this process first calls `end`, since it skips all other cleanup."""
     exit_now, process = os._exit, os.getpid()
 
@@ -104,11 +104,7 @@ def _before_immediate_exit(end: Callable[[int], None]) -> Iterator[None]:
                 print(f"roofscope: {describe_error(error)}", file=sys.stderr, flush=True)
         exit_now(code)
 
-    os._exit = exit_after_end  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os._exit = exit_now
+    return patched(os, _exit=exit_after_end)
 
 
 def explained(
@@ -288,17 +284,11 @@ def register(shell: Any) -> None:
 
     def why_cell(line: str, cell: str) -> Watching:
         """`%%why [--budget SECONDS]`: run this cell, and explain the time of its language models."""
-        budget_s = _budget_s(line)
-        with why(budget_s) as watching:
+        found = re.fullmatch(r"\s*(?:--budget[\s=]+(\d+\.?\d*|\.\d+)\s*)?", line)
+        if found is None:
+            raise RequestError(f"%%why {line}: it takes --budget SECONDS and nothing else.")
+        with why(float(found[1]) if found[1] else None) as watching:
             shell.run_cell("# %%why\n" + cell)  # a first line, so that the others have their numbers
         return watching
 
     shell.register_magic_function(why_cell, "cell", "why")
-
-
-def _budget_s(line: str) -> float | None:
-    """The seconds after `--budget`; None without it. Raises RequestError for anything else."""
-    found = re.fullmatch(r"\s*(?:--budget[\s=]+(\d+\.?\d*|\.\d+)\s*)?", line)
-    if found is None:
-        raise RequestError(f"%%why {line}: it takes --budget SECONDS and nothing else.")
-    return float(found[1]) if found[1] else None

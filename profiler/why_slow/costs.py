@@ -33,8 +33,8 @@ from profiler.why_slow.findings import Finding, Untried
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.watched_calls import gpus_in_turn, is_spread, pipelined_devices
-from profiler.why_slow.weight_changes import has_room_for_all, weight_bytes_of
+from profiler.why_slow.watched_calls import gpus_in_turn, is_spread
+from profiler.why_slow.weight_changes import has_room_for_all
 
 # Seconds to measure one link.
 _LINK_S = 1.0
@@ -51,7 +51,7 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
             untried.add(f"offload ({group.loaded_at})", first_line(error))
         if (count := gpus_in_turn(group.model)) > 1:
             yield Finding(
-                "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, pipelined_devices(group.model),
+                "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, group.settings.placement,
                 f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
                 f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
                 "at most", f"1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
@@ -60,13 +60,11 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
 
 def _over_the_link(group: CallGroup) -> Iterator[Finding]:
     """The time in which offloaded weights cross their link, by its measured bandwidth, unless a trial shows it."""
-    model = group.model
-    if has_room_for_all(model):
-        return
+    model, weight_bytes = group.model, group.model.get_memory_footprint(return_buffers=False)
     places = {name: f"cuda:{place}" if isinstance(place, int) else str(place)
               for name, place in model.hf_device_map.items()}  # fmt: skip
     machine = machine_for(model.device)
-    if not (crossing := offloaded_bytes(model, DeviceMap(places, None))):
+    if has_room_for_all(model) or not (crossing := offloaded_bytes(model, DeviceMap(places, None))):
         return
     links, missing = measure_links(tuple(crossing), machine, _LINK_S)
     if missing:
@@ -76,9 +74,9 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
     rates = " and ".join(f"{scaled(links[name].per_s, 'B/s')} from the {name}" for name in crossing)
     yield Finding(
         "offload", min(group.seconds, forwards * step_s), group.loaded_at,
-        f"{scaled(sum(crossing.values()), 'B')} of {scaled(weight_bytes_of(model), 'B')} of weights cross a link in"
+        f"{scaled(sum(crossing.values()), 'B')} of {scaled(weight_bytes, 'B')} of weights cross a link in"
         f" each of {forwards} forwards, {duration(step_s)} at {rates}",
-        what_fits(walk(model), weight_bytes_of(model), group.call, machine),
+        what_fits(walk(model), weight_bytes, group.call, machine),
         "at most", "the bytes that cross the link, at its measured bandwidth",
     )  # fmt: skip
 
@@ -144,7 +142,7 @@ def _plan_s(model: Any, shapes: set[tuple[int, int]], *, masked: bool) -> float:
     core = next(item for item in walk(model).operators if isinstance(item, AttentionCore))
     batch = statistics.mode(batch for batch, _ in shapes)
     beyond = max(length for _, length in shapes) + 1
-    attention = _attention(core, model, batch, masked=masked)
+    attention = partial(_attention, core, model, batch, masked)
     with torch.inference_mode():
         first_s, second_s = first_and_second_s(machine.clock, attention, range(beyond, beyond + _LENGTHS))
         with switched(torch.backends.cuda.enable_cudnn_sdp, False, torch.backends.cuda.cudnn_sdp_enabled()):
@@ -152,20 +150,16 @@ def _plan_s(model: Any, shapes: set[tuple[int, int]], *, masked: bool) -> float:
     return max(0.0, (first_s - second_s) - (others[0] - others[1]))
 
 
-def _attention(core: AttentionCore, model: Any, batch: int, *, masked: bool) -> Callable[[int], Callable[[], object]]:
+def _attention(core: AttentionCore, model: Any, batch: int, masked: bool, length: int) -> Callable[[], object]:
     """A decode step's attention of one layer at a KV length, as transformers calls it."""
     kv_heads = core.query_heads if masked else core.kv_heads
-
-    def attention_at(length: int) -> Callable[[], object]:
-        shape = {"device": model.device, "dtype": model.dtype}
-        query = torch.zeros(batch, core.query_heads, 1, core.qk_dim, **shape)
-        key = torch.zeros(batch, kv_heads, length, core.qk_dim, **shape)
-        value = torch.zeros(batch, kv_heads, length, core.v_dim, **shape)
-        mask = torch.ones(batch, 1, 1, length, device=model.device, dtype=torch.bool) if masked else None
-        grouped = kv_heads < core.query_heads
-        return partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask, enable_gqa=grouped)
-
-    return attention_at
+    of_model = {"device": model.device, "dtype": model.dtype}
+    query = torch.zeros(batch, core.query_heads, 1, core.qk_dim, **of_model)
+    key = torch.zeros(batch, kv_heads, length, core.qk_dim, **of_model)
+    value = torch.zeros(batch, kv_heads, length, core.v_dim, **of_model)
+    mask = torch.ones(batch, 1, 1, length, device=model.device, dtype=torch.bool) if masked else None
+    grouped = kv_heads < core.query_heads
+    return partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask, enable_gqa=grouped)
 
 
 # A part of the weights of at most so many bytes is written and read.
@@ -200,7 +194,7 @@ def read_weights_s(model: Any) -> float | None:
     if model is None:
         return None
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
-    whole: int = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    whole: int = sum(tensor.nbytes for tensor in weights)
     part = min(whole, _MOST_BYTES)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -75,9 +75,7 @@ class TriedChange:
 
 
 def pairs_agree(rounds: Rounds) -> bool:
-    """Whether the pairs are evidence for a saving: a steady one, three of 30 %, five that all save, or all but one of
-    eight.
-    """
+    """Whether pairs are evidence for a saving: a steady one, three of 30 %, five that save, or all but one of eight."""
     savings = sorted(1 - changed / as_is for as_is, changed in rounds)
     if len(savings) < FEW_ROUNDS:
         return False
@@ -159,16 +157,6 @@ class Untried:
 
 
 @dataclass(frozen=True)
-class DecodeFloor:
-    """The least time of a decode step."""
-
-    device_s: float
-    """Seconds of its work at the ceilings of the device."""
-    overhead_s: float
-    """Seconds of the host to launch it."""
-
-
-@dataclass(frozen=True)
 class SlowModule:
     """The modules of one class, those of torch at one place of all layers, and their time in the calls of one line."""
 
@@ -200,8 +188,6 @@ class CallFloor:
     """Overhead in `seconds`: all of it on a CPU, the exposed part on a GPU. None if unknown and not included."""
     needless_s: float = 0.0
     """Further seconds at the ceilings for work that the tokens do not need: padding, prompts computed again."""
-    decode: Mapping[int, DecodeFloor] = field(default_factory=dict)
-    """The last step of calls with a decode loop and known overhead, by their number."""
     left_out: tuple[str, ...] = ()
     """Parts of models that ran and could not be counted, such as a tower for pictures."""
     subjects: Mapping[str, Subject] = field(default_factory=dict)
@@ -226,8 +212,7 @@ class Why:
 
     @property
     def first_calls(self) -> list[tuple[str, float, float]]:
-        """(line, seconds, seconds once warm) of first calls that took twice the median of two others, or their own
-        repeat, so they are not in a steady state."""
+        """(line, seconds, seconds once warm) of first calls that took twice as long as others or as a repeat."""
         slow_s = defaultdict[str, list[tuple[float, float]]](list)
         for where, words in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
             first, *others = [call for call in self.seen.calls if (call.where, call.words) == (where, words)]

@@ -22,7 +22,7 @@ from profiler.loading.request import dtype_name
 from profiler.measure.overhead import least_overhead_s
 from profiler.roofs.measure import here_ceilings
 from profiler.why_slow.call_record import CallRecord, models_of
-from profiler.why_slow.findings import CallFloor, DecodeFloor
+from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.observations import Call, steady_s
 from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
@@ -45,8 +45,7 @@ class Subject:
 def floor_of_calls(
     calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None] = MappingProxyType({})
 ) -> CallFloor:
-    """The least total time of all calls: the roofline time of their operators, and the overhead of an overhead model's
-    steps.
+    """The least total time of all calls: the roofline time of their operators, and the least overhead of their steps.
 
     `subjects` are those of all models, by name. `outside_s` is the roofline time of each call's modules outside of its
     subject's work, by its number; None if unknown. Overhead counts as unknown if it would make the floor longer than
@@ -54,7 +53,6 @@ def floor_of_calls(
     """
     left_out: dict[str, None] = {}
     total_s = overhead_s = needless_s = 0.0
-    decode: dict[int, DecodeFloor] = {}
     for before, call in zip([None, *calls], calls, strict=False):
         subject = subjects[call.model]
         if call.kind == "generate" and subject.encoder_decoder:
@@ -65,16 +63,12 @@ def floor_of_calls(
         total_s += call_s + (more_s or 0.0)
         overhead_s += exposed_s
         needless_s += max(0.0, at_ceilings_s(call, subject) - (call_s - exposed_s))
-        if subject.overhead_s is not None and call.new_tokens > 1:
-            last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
-            decode[call.number] = DecodeFloor(float(np.sum(_ceiling_times(last, subject))), subject.overhead_s[1])
     if overhead_s and total_s > steady_s(calls):  # a busy machine has disturbed its measurement
         without = {name: replace(subject, overhead_s=None) for name, subject in subjects.items()}
         return floor_of_calls(calls, without, outside_s)
     known = all(subject.overhead_s is not None for subject in subjects.values())
-    return CallFloor(
-        total_s, overhead_s if known else None, needless_s, decode, tuple(left_out), subjects, frozenset(outside_s)
-    )
+    known_s = overhead_s if known else None
+    return CallFloor(total_s, known_s, needless_s, tuple(left_out), subjects, frozenset(outside_s))
 
 
 def subjects_of(notes: Sequence[CallRecord]) -> dict[str, Subject]:
@@ -146,6 +140,12 @@ def made_s(calls: Sequence[Call], subject: Subject) -> float:
 def at_ceilings_s(call: Call, subject: Subject) -> float:
     """The seconds at the ceilings of a call as it was made, without overhead."""
     return float(np.sum(_ceiling_times(_steps_made(call), subject)))
+
+
+def last_step_s(call: Call, subject: Subject) -> float:
+    """The seconds at the ceilings of the last decode step of a call."""
+    step = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
+    return float(np.sum(_ceiling_times(step, subject)))
 
 
 def with_all_logits(subject: Subject) -> Subject:

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,38 +67,33 @@ _LONGEST_REASON = 80
 _LONGEST_BREAK = 120
 
 
-@dataclass(frozen=True)
-class Compiling:
-    """torch.compile's counters when the recording began."""
+def recompilations(before: Iterable[Any]) -> tuple[Recompilation, ...]:
+    """Code that torch.compile has compiled again since the compilations `before`."""
+    known = set(map(id, before))
+    return tuple(
+        Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
+        for each in compilations_so_far()
+        if each.recompile_reason and id(each) not in known
+    )
 
-    _breaks: Counter[str] = field(default_factory=lambda: _breaks_so_far())
-    _compilations: list[Any] = field(default_factory=lambda: compilations_so_far())
 
-    def recompilations(self) -> tuple[Recompilation, ...]:
-        """Code that torch.compile compiled again since the recording began."""
-        before = set(map(id, self._compilations))
-        return tuple(
-            Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
-            for each in compilations_so_far()
-            if each.recompile_reason and id(each) not in before
-        )
-
-    def graph_breaks(self) -> tuple[GraphBreak, ...]:
-        """Graph breaks since the recording began, by reason, the most frequent first."""
-        found = []
-        for reason, count in (_breaks_so_far() - self._breaks).most_common():
-            # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
-            explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
-            line = explanation[1] if explanation else _first_line(reason)
-            found.append(GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK]))
-        return tuple(found)
+def graph_breaks(before: Counter[str]) -> tuple[GraphBreak, ...]:
+    """Graph breaks since those `before`, by reason, the most frequent first."""
+    found = []
+    for reason, count in (breaks_so_far() - before).most_common():
+        # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
+        explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
+        line = explanation[1] if explanation else _first_line(reason)
+        found.append(GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK]))
+    return tuple(found)
 
 
 def _first_line(reason: object) -> str:
     return str(reason).strip().splitlines()[0]
 
 
-def _breaks_so_far() -> Counter[str]:
+def breaks_so_far() -> Counter[str]:
+    """How often torch.compile in this process has broken code into pieces, by reason."""
     utils = sys.modules.get("torch._dynamo.utils")
     return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
 

@@ -34,7 +34,7 @@ class KeptArguments:
     """Bytes of each storage."""
     _free: dict[str, float] = field(default_factory=dict)
     """Bytes that were free at the first call, by device."""
-    _drift_readings: int = 0
+    _looks: int = 0
     _short: str = ""
     """What a look found if little memory was free: from then on no call is recorded."""
 
@@ -52,7 +52,7 @@ class KeptArguments:
         if (free_bytes := self._free.get(str(device))) is None:
             free_bytes = self._free[str(device)] = available_bytes(device)
         shapes = [value for value in tree_leaves((args, named)) if getattr(value, "is_meta", False)]
-        if sum(value.numel() * value.element_size() for value in shapes) > _STATE_SHARE * free_bytes:
+        if sum(value.nbytes for value in shapes) > _STATE_SHARE * free_bytes:
             return None
         left_bytes, storages = min(_MOST_BYTES, _MOST_SHARE * free_bytes), dict(self.storages)
 
@@ -66,11 +66,9 @@ class KeptArguments:
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and value.is_meta:
                 return value
-            if is_tensor:
-                nbytes = value.numel() * value.element_size()
-                if not value.is_floating_point() or nbytes < value.untyped_storage().nbytes():
-                    add(nbytes)
-                    value = value.clone()
+            if is_tensor and (not value.is_floating_point() or value.nbytes < value.untyped_storage().nbytes()):
+                add(value.nbytes)
+                value = value.clone()
             for tensor in _own_tensors(value):
                 add(tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata)
             return value.detach() if is_tensor else value
@@ -86,8 +84,8 @@ class KeptArguments:
         """Raises MemoryError if little of the host's memory is free, or was at an earlier look."""
         import torch
 
-        self._drift_readings += 1
-        if not self._short and self._drift_readings % _LOOK_EVERY == 1:
+        self._looks += 1
+        if not self._short and self._looks % _LOOK_EVERY == 1:
             host = torch.device("cpu")
             free, total = available_bytes(host), total_bytes(host)
             if free < _SHORT_SHARE * total:

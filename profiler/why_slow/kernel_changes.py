@@ -31,12 +31,10 @@ def is_bound_by_host(group: CallGroup) -> bool:
 
     Their cache grows, and a static one could take them: no beams, no drafts.
     """
-    call, known = group.call, group.decode
-    by_gpu = known is not None and known.overhead_s < known.device_s
+    call, (gpu_s, host_s) = group.call, group.last_step_s or (0.0, 0.0)
     could = call.settings.beams == 1 and not call.settings.assistant and not call.context_len
-    return (
-        could and not by_gpu and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
-    )
+    decodes = call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS
+    return could and decodes and host_s >= gpu_s and not is_spread(group.model)
 
 
 def compiled_step(group: CallGroup) -> Candidate | None:
@@ -46,14 +44,16 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     `_valid_auto_compile_criteria`), and the compiled step is replayed as a CUDA graph (`CompileConfig.mode`). The step
     is captured without torch.compile first, which takes no time to compile, and whose saving is never computed.
     """
-    call, model, decode = group.call, group.model, group.decode
+    call, model, about = group.call, group.model, 0.0
     quantizer = getattr(model, "hf_quantizer", None)
     if model.config.is_encoder_decoder or not (quantizer is None or quantizer.is_compileable):
         return None
     words = "the host launches every step kernel by kernel"
-    if decode is not None:
-        words = f"the host needs at least {duration(decode.overhead_s)} to launch a step"
-        words += f", and the GPU {duration(decode.device_s)} at its ceilings"
+    if known := group.last_step_s:
+        gpu_s, host_s = known
+        words = f"the host needs at least {duration(host_s)} to launch a step"
+        words += f", and the GPU {duration(gpu_s)} at its ceilings"
+        about = max(0.0, 1 - gpu_s / host_s)
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     # A static cache for the whole answer, also for a shorter one, if transformers has that.
     sized = hasattr(model.generation_config, "max_cache_len")
@@ -61,8 +61,7 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     static: dict[str, object] = {"cache_implementation": "static", **size}
     compiled = group.candidate(
         "uncompiled", words, f"{passed(static)}: generate then compiles the step, and replays it as a CUDA graph",
-        group.repeated(**static), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
-        about=max(0.0, 1 - decode.device_s / decode.overhead_s) if decode else 0.0,
+        group.repeated(**static), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers, about=about,
     )  # fmt: skip
     made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
     return replace(
@@ -82,9 +81,9 @@ def captured_forward(group: CallGroup) -> Candidate | None:
     @contextlib.contextmanager
     def within() -> Iterator[None]:
         with patched(model, forward=step):
-            for _ in range(0 if step.is_captured else _WARM_STEPS + 1):
+            for _ in range(0 if step.replay else _WARM_STEPS + 1):
                 unchanged()
-            if not step.is_captured:
+            if not step.replay:
                 raise RequestError("its calls do not run its `forward`, so they cannot be captured")
             yield
 
@@ -120,11 +119,8 @@ class GraphOfStep:
     """The (positional, named) arguments whose tensors the graph reads."""
     _output: Any = None
     """The output that it writes."""
-    _replay: Callable[[], object] | None = None
-
-    @property
-    def is_captured(self) -> bool:
-        return self._replay is not None
+    replay: Callable[[], object] | None = None
+    """Replays the graph; None until it is captured."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""
@@ -133,13 +129,13 @@ class GraphOfStep:
             with self.machine.on_side_stream():
                 return self.run(*args, **named)
         inputs = (args, named)
-        if self._replay is None:
+        if self.replay is None:
             self._inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
-            self._replay = self.machine.capture(self._step)
+            self.replay = self.machine.capture(self._step)
         for memory, value in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
             if isinstance(value, torch.Tensor):
                 memory.copy_(value)
-        self._replay()
+        self.replay()
         return self._output
 
     def _step(self) -> None:

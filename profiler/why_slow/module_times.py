@@ -15,7 +15,7 @@ from torch import nn
 
 from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, collapse_numbers
-from profiler.device.clock import time_calls
+from profiler.device.clock import Clock, time_calls
 from profiler.facts.step import ExecutionPath, Step
 from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.patching import patched
@@ -96,38 +96,13 @@ def module_times(
     called = called_modules(group.model, subject.work) if subject and not is_plain(group.model) else {}
     experts = {id(module): operator for operator, modules in called.items()
                if isinstance(operator, Experts) for module in modules}  # fmt: skip
-    clock, visits, stack = noted.clock, list[_Visit](), list[_Visit]()
-    weight = 1.0
-
-    def enter(name: str) -> None:
-        visit = _Visit(name, weight, [])
-        if stack:
-            stack[-1].children.append(visit)
-        visits.append(visit)
-        stack.append(visit)
-        visit.marks.append(clock.mark())
-
-    def leave(module: nn.Module, args: Any, found: Any) -> None:
-        mark, visit = clock.mark(), stack.pop()
-        visit.marks.append(mark)
-        _add_work(visit, module, experts.get(id(module)), args, found)
-
-    whole_s = 0.0
     try:
-        with contextlib.ExitStack() as hooks:
-            for name, module in group.model.named_modules():
-                hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: enter(name)).remove)
-                hooks.callback(module.register_forward_hook(leave).remove)
-            hooks.enter_context(_attention_counted(stack))
-            for part in parts:
-                weight = part.weight
-                [seconds] = time_calls(part, clock, 1, drop_first=False)
-                whole_s += weight * seconds
+        visits, whole_s = _visits(group.model, parts, noted.clock, experts)
     except Exception:  # a call that cannot be repeated has no known modules
         return None
     own_s, ceiling_s, calls = (defaultdict[str, float](float) for _ in range(3))
     scale = group.seconds / whole_s if whole_s > 0 else 0.0
-    under = subject.under if subject else None
+    under, clock = subject.under if subject else None, noted.clock
     peak = under.peak(call.settings.dtype, call.settings.dtype) if under else 1.0
     for visit in visits:
         seconds = clock.seconds(visit.marks)[0] - sum(clock.seconds(child.marks)[0] for child in visit.children)
@@ -150,6 +125,44 @@ def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool])
     return ()
 
 
+def _visits(
+    model: nn.Module, parts: Sequence[Run], clock: Clock, experts: Mapping[int, Experts]
+) -> tuple[list[_Visit], float]:
+    """Each visit of a module while the parts run, with its work, and the seconds of all parts."""
+    visits, stack = list[_Visit](), list[_Visit]()
+    whole_s, sdpa = 0.0, nn.functional.scaled_dot_product_attention
+
+    def enter(name: str) -> None:
+        visit = _Visit(name, part.weight, [])
+        if stack:
+            stack[-1].children.append(visit)
+        visits.append(visit)
+        stack.append(visit)
+        visit.marks.append(clock.mark())
+
+    def leave(module: nn.Module, args: Any, found: Any) -> None:
+        mark, visit = clock.mark(), stack.pop()
+        visit.marks.append(mark)
+        _add_work(visit, module, experts.get(id(module)), args, found)
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
+        if stack:  # its work belongs to the module that calls it
+            pairs = query.shape[:-1].numel() * key.shape[-2] / (2 if named.get("is_causal") else 1)
+            stack[-1].flops += 2.0 * pairs * (query.shape[-1] + value.shape[-1])
+            stack[-1].nbytes += key.nbytes + value.nbytes
+        return sdpa(query, key, value, *args, **named)
+
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: enter(name)).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+        hooks.enter_context(patched(nn.functional, scaled_dot_product_attention=attention))
+        for part in parts:
+            [seconds] = time_calls(part, clock, 1, drop_first=False)
+            whole_s += part.weight * seconds
+    return visits, whole_s
+
+
 def _add_work(visit: _Visit, module: Any, experts: Experts | None, args: Any, found: Any) -> None:
     """Add two FLOPs per weight and output of a linear [outputs, inputs] or a convolution, and its weights."""
     weight = getattr(module, "weight", None)
@@ -162,24 +175,7 @@ def _add_work(visit: _Visit, module: Any, experts: Experts | None, args: Any, fo
         outputs = getattr(module, "out_features", None) or getattr(module, "nf", None) or weight.shape[0]
         inputs = getattr(module, "in_features", None) or weight.numel() // outputs
         visit.flops += 2.0 * inputs * (found.numel() if isinstance(found, torch.Tensor) else 0)
-        visit.nbytes += sum(each.numel() * each.element_size() for each in module.parameters(recurse=False))
-
-
-@contextlib.contextmanager
-def _attention_counted(stack: Sequence[_Visit]) -> Iterator[None]:
-    """A context in which SDPA adds its matmuls, and its keys and values, to the module that calls it."""
-    functional = nn.functional
-    original = functional.scaled_dot_product_attention
-
-    def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
-        if stack:
-            pairs = query.shape[:-1].numel() * key.shape[-2] / (2 if named.get("is_causal") else 1)
-            stack[-1].flops += 2.0 * pairs * (query.shape[-1] + value.shape[-1])
-            stack[-1].nbytes += sum(each.numel() * each.element_size() for each in (key, value))
-        return original(query, key, value, *args, **named)
-
-    with patched(functional, scaled_dot_product_attention=attention):
-        yield
+        visit.nbytes += sum(each.nbytes for each in module.parameters(recurse=False))
 
 
 def fallback_findings(

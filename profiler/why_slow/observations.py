@@ -102,11 +102,6 @@ class Call:
     """Seconds in the first of them."""
 
     @property
-    def steady_prompt_s(self) -> float:
-        """Seconds of the prompt within `generate`, without the one-time costs of a first call."""
-        return max(0.0, self.prompt_s - (self.seconds - self.steady_s))
-
-    @property
     def steady_s(self) -> float:
         """Seconds without the one-time costs of a first call."""
         return self.seconds if self.warm_s is None else min(self.seconds, self.warm_s)

@@ -41,9 +41,8 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         thread.join()
         lines = (OwnLine(where, function, max(calls, key=lambda name: calls[name]), sum(calls.values()))
                  for (where, function), calls in seconds.items())  # fmt: skip
-        recorder.own_lines = tuple(
-            sorted((line for line in lines if line.seconds >= _LEAST_S), key=lambda line: -line.seconds)
-        )
+        known = (line for line in lines if line.seconds >= _LEAST_S)
+        recorder.own_lines = tuple(sorted(known, key=lambda line: -line.seconds))
 
 
 def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:

@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -35,9 +36,8 @@ def watched(recorder: Recorder) -> Iterator[None]:
             patch(sys.modules[name], recorder)
     # The starts of threads and of tasks in pools, to know their line where a thread runs library code only.
     _before(recorder, threading.Thread, "start", starts_here)
-    if task := getattr(concurrent.futures.thread, "_WorkItem", None):  # private to Python
-        _before(recorder, task, "__init__", starts_here)
-        _before(recorder, task, "run", runs_here)
+    _before(recorder, concurrent.futures.thread._WorkItem, "__init__", starts_here)
+    _before(recorder, concurrent.futures.thread._WorkItem, "run", runs_here)
     try:
         with recorder.undo, library_warnings(recorder.warning), sampled(recorder):
             yield
@@ -46,22 +46,22 @@ def watched(recorder: Recorder) -> Iterator[None]:
 
 
 def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Replace a method by one that calls `call(self, run, args, named)`, where `run` is the original of this object."""
+    """Replace a method by one that calls `call(self, run)`, where `run` is the original with its arguments."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def around(self: Any, *args: Any, **named: Any) -> Any:
-        return call(self, functools.partial(original, self), args, named)
+        return call(self, partial(original, self, *args, **named))
 
     recorder.replace(owner, name, around)
 
 
-def _before(recorder: Recorder, owner: Any, name: str, note: Callable[[Any], object]) -> None:
-    """Replace a method by one that first calls `note(self)`."""
+def _before(recorder: Recorder, owner: Any, name: str, note: Callable[..., object]) -> None:
+    """Replace a method by one that first calls `note` with the same positional arguments."""
 
-    def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        note(self)
-        return run(*args, **named)
+    def call(_self: Any, run: partial[Any]) -> Any:
+        note(*run.args)
+        return run()
 
     _around(recorder, owner, name, call)
 
@@ -90,35 +90,25 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _warnings(module: ModuleType, recorder: Recorder) -> None:
-    """Patch transformers' `warning_once`, which prints only the first time in a process."""
-
-    def logged(self: logging.Logger, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        recorder.warning(self.name.partition(".")[0], str(args[0]))
-        run(*args, **named)
-
-    _around(recorder, logging.Logger, "warning_once", logged)
-
-
 def _models(module: ModuleType, recorder: Recorder) -> None:
     import torch
 
     base = module.PreTrainedModel
 
-    def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self: Any, run: partial[Any]) -> Any:
         if torch.compiler.is_compiling():  # compiled code must not contain the recorder
-            return run(*args, **named)
-        return recorder.call(FORWARD, self, run, args, named)
+            return run()
+        return recorder.call(FORWARD, self, run)
 
     from_pretrained = base.__dict__["from_pretrained"]
 
     @functools.wraps(from_pretrained.__func__)
     def load(cls: Any, *args: Any, **named: Any) -> Any:
         source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
-        return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
+        return recorder.load(source, partial(from_pretrained.__func__, cls, *args, **named))
 
     _around(recorder, base, "__call__", call)
-    _before(recorder, base, "__init__", lambda _: recorder.let_go())
+    _before(recorder, base, "__init__", lambda *_: setattr(recorder, "latest", None))
     recorder.replace(base, "from_pretrained", classmethod(load))
 
 
@@ -136,7 +126,7 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
         # Compiled code must not contain the wrapper.
         if sys.modules["torch"].compiler.is_compiling() or not recorder.is_plain_call(self, args, named):
             return original(self, *args, **named)
-        return recorder.call(PLAIN, self, functools.partial(original, self), args, named)
+        return recorder.call(PLAIN, self, partial(original, self, *args, **named))
 
     def watch(owner: type) -> None:
         is_own = owner.__module__.partition(".")[0] not in _LIBRARIES
@@ -168,12 +158,12 @@ def _torch(module: ModuleType, recorder: Recorder) -> None:
 def _compiled(module: ModuleType, recorder: Recorder) -> None:
     """Patch the module that `torch.compile(model)` wraps around the model."""
 
-    def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self: Any, run: partial[Any]) -> Any:
         models = sys.modules.get("transformers.modeling_utils")
         of_transformers = models is not None and isinstance(self._orig_mod, models.PreTrainedModel)
-        if not of_transformers and not recorder.is_plain_call(self._orig_mod, args, named):
-            return run(*args, **named)
-        return recorder.call(FORWARD if of_transformers else PLAIN, self._orig_mod, run, args, named, compiled=True)
+        if not of_transformers and not recorder.is_plain_call(self._orig_mod, run.args[1:], run.keywords):
+            return run()
+        return recorder.call(FORWARD if of_transformers else PLAIN, self._orig_mod, run, compiled=True)
 
     _around(recorder, module.OptimizedModule, "__call__", call)
 
@@ -183,15 +173,21 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
     for name in ("__call__", "decode", "batch_decode"):
         if name in vars(base):
             encodes = name == "__call__"
-            _around(recorder, base, name, lambda _, *call, encodes=encodes: recorder.text(*call, encodes=encodes))
+            _around(recorder, base, name, lambda _, run, encodes=encodes: recorder.text(run, encodes=encodes))
 
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
-    "transformers.utils.logging": _warnings,
+    # It prints only the first time in a process.
+    "transformers.utils.logging": lambda _, recorder: _before(
+        recorder,
+        logging.Logger,
+        "warning_once",
+        lambda logger, text, *_: recorder.warning(logger.name.split(".")[0], str(text)),
+    ),
     "torch": _torch,
     # Tensor.backward, autograd.backward and autograd.grad all call it.
     "torch.autograd": lambda module, recorder: _before(
-        recorder, module, "_engine_run_backward", lambda _: setattr(recorder, "trained", True)
+        recorder, module, "_engine_run_backward", lambda *_: setattr(recorder, "trained", True)
     ),
     "torch.amp.autocast_mode": lambda module, recorder: _before(
         recorder, module.autocast, "__enter__", lambda _: recorder.enter_autocast()
@@ -199,16 +195,16 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": lambda module, recorder: _around(
-        recorder, module.GenerationMixin, "generate", functools.partial(recorder.call, GENERATE)
+        recorder, module.GenerationMixin, "generate", partial(recorder.call, GENERATE)
     ),
     "transformers.generation.continuous_batching.continuous_api": lambda module, recorder: _around(
-        recorder, module.ContinuousMixin, "generate_batch", functools.partial(recorder.call, GENERATE_BATCH)
+        recorder, module.ContinuousMixin, "generate_batch", partial(recorder.call, GENERATE_BATCH)
     ),
     "transformers.generation.logits_process": lambda module, recorder: _around(
         recorder, module.LogitsProcessorList, "__call__", recorder.callbacks
     ),
     "transformers.generation.stopping_criteria": lambda module, recorder: _around(
-        recorder, module.StoppingCriteriaList, "__call__", functools.partial(recorder.callbacks, are_criteria=True)
+        recorder, module.StoppingCriteriaList, "__call__", partial(recorder.callbacks, are_criteria=True)
     ),
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from profiler.why_slow.kept_arguments import Arguments
+
 _FEWEST_LINEARS = 2
 
 
@@ -40,24 +42,25 @@ def token_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     return None
 
 
-def is_repeatable(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Whether a call can be repeated with these arguments: an object of another class may have changed since."""
+def repeatable(args: tuple[Any, ...], named: dict[str, Any]) -> Arguments | None:
+    """The arguments without the numbers of a cache: of tensors in lists, tuples and dictionaries, shapes stay.
+
+    None if one is an object of another class, which may have changed since.
+    """
     import torch
-    from torch.utils._pytree import tree_leaves
+    from torch.utils._pytree import tree_leaves, tree_map_only
 
-    return all(isinstance(value, torch.Tensor | int | float | str | None) for value in tree_leaves((args, named)))
-
-
-def without_values(value: Any) -> Any:
-    """An argument without the numbers of a cache: of tensors in lists, tuples and dictionaries, shapes stay."""
-    import torch
-    from torch.utils._pytree import tree_map_only
+    if not all(isinstance(value, torch.Tensor | int | float | str | None) for value in tree_leaves((args, named))):
+        return None
 
     def shape_of(each: Any) -> Any:
         like = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
         return like if each.is_floating_point() else each
 
-    return tree_map_only(torch.Tensor, shape_of, value) if isinstance(value, list | tuple | dict) else value
+    def without_values(value: Any) -> Any:
+        return tree_map_only(torch.Tensor, shape_of, value) if isinstance(value, list | tuple | dict) else value
+
+    return tuple(map(without_values, args)), {name: without_values(value) for name, value in named.items()}
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
             kv_heads=attention.kv_heads, qk_dim=attention.qk_dim, v_dim=attention.v_dim,
         ))  # fmt: skip
     counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
-    rest = sum(each.numel() * each.element_size() for each in model.parameters() if id(each) not in counted)
+    rest = sum(each.nbytes for each in model.parameters() if id(each) not in counted)
     if rest:
         operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
     params = sum(each.numel() for each in model.parameters())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
-from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
+from profiler.why_slow.host_counters import Reads, breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations, OwnLine, UnrecordedCall, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
@@ -30,7 +31,10 @@ _WRAPPER_S = 1.5e-6
 
 @dataclass
 class Recorder:
-    """Records calls, loads and work on texts; the wrappers of `patches` call it."""
+    """Records calls, loads and work on texts; the wrappers of `patches` call it.
+
+    What they wrap is passed as a `partial`, whose first argument is the object of the method.
+    """
 
     notes: list[CallRecord] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -57,8 +61,8 @@ class Recorder:
     reads: Reads = field(init=False)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
-    _last: Any = None
-    """The model of the latest call, which a trial needs; it lives at least until the next one is made."""
+    latest: Any = None
+    """The model of the latest call, which a trial needs; it lives until another one is made, which needs its memory."""
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
@@ -72,7 +76,8 @@ class Recorder:
     _watches_attention: bool = False
     _start_s: float = field(default_factory=lambda: now_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
-    _compiling: Compiling = field(default_factory=Compiling)
+    _breaks: Counter[str] = field(default_factory=breaks_so_far)
+    _compilations: list[Any] = field(default_factory=compilations_so_far)
 
     def __post_init__(self) -> None:
         self.reads = Reads(self.here, self.replace)
@@ -81,54 +86,41 @@ class Recorder:
         """Set an attribute of another object, until the recording ends."""
         self.undo.callback(replace_attribute(owner, name, value))
 
-    def call(
-        self,
-        watched: Watched, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
-        *, compiled: bool = False,
-    ) -> Any:  # fmt: skip
+    def call(self, watched: Watched, model: Any, run: partial[Any], *, compiled: bool = False) -> Any:
         """Run a call of a model and record it, unless it is part of another call."""
         self.touched += 1
         outer = self.here.noted or self._in_threads.get(id(model))
         if outer is not None and watched.kind == "forward" and "forward" not in self.here.within:
             outer.forwards += outer.model() is model
-            return self._forward(outer, run, args, named)
+            return self._forward(outer, run)
         if self.here.in_call:
-            return run(*args, **named)
+            return run()
         timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
         with self._errors_counted():
-            noted = self._note(watched, model, args, named, compiled)
-            if (streamer := named.get("streamer")) is not None:
+            noted = self._note(watched, model, run, compiled)
+            if (streamer := run.keywords.get("streamer")) is not None:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer.core_seconds()
-        began_s, result, failed = now_s(), None, ""
+        self.here.noted = noted
+        if noted is not None and watched.in_threads:
+            self._in_threads[id(model)] = noted
+        result, failed = None, ""
         try:
-            with streamed, self._inside_call(noted, id(model)):
-                result = run(*args, **named)
+            with streamed, self.here.inside("call"):
+                result = run()
             return result
         except BaseException as error:
             failed = describe_error(error)
             raise
         finally:
+            self.here.noted = None
+            self._in_threads.pop(id(model), None)
             if noted is not None:
-                noted.began_s, noted.ended_s = began_s, now_s()
                 with self._errors_counted():
                     self._record_end(noted, model, result, failed)
 
-    @contextlib.contextmanager
-    def _inside_call(self, noted: CallRecord | None, model: int) -> Iterator[None]:
-        """A context in which this thread is inside of a call of the model with this id."""
-        self.here.noted = noted
-        if noted is not None and noted.watched.in_threads:
-            self._in_threads[model] = noted
-        try:
-            with self.here.inside("call"):
-                yield
-        finally:
-            self.here.noted = None
-            self._in_threads.pop(model, None)
-
-    def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    def is_plain_call(self, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
         """Whether a call is that of a language model in plain PyTorch, on token ids, and part of no other call."""
         if self.here.in_call:
             return False
@@ -136,26 +128,24 @@ class Recorder:
             known = self._plain[module] = is_language_model(module)
         return known and token_ids(args, named) is not None
 
-    def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _forward(self, noted: CallRecord, run: partial[Any]) -> Any:
         start_s = now_s()
         try:
             with self.here.inside("forward"):
-                return run(*args, **named)
+                return run()
         finally:
             spent_s = now_s() - start_s
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
-    def callbacks(
-        self, items: Any, run: functools.partial[Any], args: tuple[Any, ...], named: dict[str, Any],
-        *, are_criteria: bool = False,
-    ) -> Any:  # fmt: skip
+    def callbacks(self, items: Any, run: partial[Any], *, are_criteria: bool = False) -> Any:
         """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
         noted = self.here.noted
         if noted is None:
-            return run(*args, **named)
-        return run.func([self._callback(item, item, noted, are_criteria) for item in items], *args, **named)
+            return run()
+        timed = [self._callback(item, item, noted, are_criteria) for item in items]
+        return run.func(timed, *run.args[1:], **run.keywords)
 
     def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
         found = Callback(item, run, noted, is_left_out)
@@ -170,7 +160,7 @@ class Recorder:
         else:  # compiled code, and code that differentiates, get plain logits
             noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
         self.notes.append(noted)
-        self.here.last, self._last = noted.where, model
+        self.here.last, self.latest = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -186,25 +176,21 @@ class Recorder:
         if not self.here.in_call:
             self.here.autocast = (self.here.autocast[0] + 1, users_line())
 
-    def let_go(self) -> None:
-        """Let go of the latest model, so that its memory can be freed: another one is made."""
-        self._last = None
-
-    def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def load(self, source: str, run: partial[Any]) -> Any:
         """Run and record a load of a model."""
         self.touched += 1
         if "load" in self.here.within:
-            return run(*args, **named)
-        self.let_go()
+            return run()
+        self.latest = None
         start_s, model = now_s(), None
         try:
             with self.here.inside("load"):
-                model = run(*args, **named)
+                model = run()
             return model
         finally:
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
-                conversion, instead = _conversion(model, named)
+                conversion, instead = _conversion(model, run.keywords)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
 
@@ -215,23 +201,22 @@ class Recorder:
         same_name = sum(short.partition(" (")[0] == name for short in self._sources.values())
         return self._sources.setdefault(source, f"{name} ({same_name + 1})" if same_name else name)
 
-    def text(
-        self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
-    ) -> Any:
+    def text(self, run: partial[Any], *, encodes: bool = True) -> Any:
         """Run a tokenizer and add its seconds; with `encodes`, also record texts that were encoded before."""
         self.touched += 1
         if "tokenizer" in self.here.within:
-            return run(*args, **named)
+            return run()
         start_s = now_s()
         try:
             with self.here.inside("tokenizer"):
-                return run(*args, **named)
+                return run()
         finally:
             if not self.here.in_call:
                 spent_s, where = now_s() - start_s, users_line()
                 self.text_s += spent_s
                 self.text_where = self.text_where or where
-                texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
+                first = run.args[1] if run.args[1:] else None
+                texts = tuple(first) if isinstance(first, list) else first
                 if encodes and isinstance(texts, str | tuple):
                     with contextlib.suppress(TypeError):  # of lists of lists
                         if (key := hash(texts)) in self._texts:
@@ -256,8 +241,8 @@ class Recorder:
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            self._compiling.recompilations(), by_line(self.again_s), self.reads.by_line(),
-            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
+            recompilations(self._compilations), by_line(self.again_s), self.reads.by_line(),
+            graph_breaks(self._breaks), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
             callbacks=self.functions,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
@@ -275,20 +260,18 @@ class Recorder:
             context_len=noted.attention.context_len if noted.attention else context, forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
-            callbacks_s=dict(noted.callbacks), processors_s=dict(noted.processors), warm_s=None,
+            warm_s=None,
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
         )  # fmt: skip
 
-    def _note(
-        self, watched: Watched, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
-    ) -> CallRecord:
+    def _note(self, watched: Watched, model: Any, run: partial[Any], compiled: bool) -> CallRecord:
         import torch
 
         from profiler.why_slow.torch_context import TorchContext
 
         self.kept.look_at_memory()
-        given = watched.read(model, args, named)
+        given = watched.read(model, run.args[1:], run.keywords)
         mask = given.mask
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.
@@ -311,7 +294,7 @@ class Recorder:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()
-        noted.start = noted.clock.mark()
+        noted.start, noted.began_s = noted.clock.mark(), now_s()
         return noted
 
     def _number(self, model: Any) -> tuple[int, tuple[str, int]]:

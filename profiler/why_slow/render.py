@@ -38,24 +38,8 @@ _UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "com
 def why_sentences(why: Why) -> list[str]:
     """The answer: the time of the script's calls, their floor, and the findings, the largest saving first."""
     seen = why.seen
-    kinds = sorted({call.kind for call in seen.calls}, reverse=True)
-    calls = f"{several(len(seen.calls), 'call', 'calls')} of {' and '.join(kinds)}"
-    if (at_once := most_at_once(seen.calls)) > 1:
-        calls += f", up to {at_once} at once (each second counts once)"
-    spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
-    floor = ""
-    if why.floor is not None:
-        host_s = why.floor.overhead_s
-        known = "without overhead, which is unknown" if host_s is None else f"{duration(host_s)} of it overhead"
-        floor = f"; the same tokens need {duration(why.floor.seconds)} on this machine, {known}"
-        if why.floor.left_out:
-            floor += f", without {' and '.join(why.floor.left_out)}, which could not be counted"
-    if not seen.calls:
-        spent = f"{seen.script} loaded a model but called none"
-        if seen.unnoted:
-            spent = f"{seen.script} ran, but no call was recorded: {_unnoted_words(seen.unnoted)}"
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [*_slow_module(why), *_slow_code(why), f"{begun}{spent}{floor}."]
+    lines = [*_slow_module(why), *_slow_code(why), f"{begun}{seen.script} {_spent(why)}."]
     if failed := [call for call in seen.calls if call.failed]:
         after = f"{duration(covered_s(failed))} ({'; '.join(dict.fromkeys(call.failed for call in failed))})"
         left_out = "this time includes them, but the floor and the trials leave them out."
@@ -73,13 +57,33 @@ def why_sentences(why: Why) -> list[str]:
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
         loads = ", loads" if seen.loads else ""
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
-    saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
-    saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
-    rest = f"The rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
+    once = next((number for number, item in enumerate(why.findings, 1) if item.once), 0)
+    saves, it = (f"of which only no. {once} saves some;", " it") if once else ("which no finding saves and", "")
     return lines + [
-        f"First calls at {where} took {duration(first_s)}, and {duration(usual_s)} once warm. {rest}"
+        f"First calls at {where} took {duration(first_s)}, and {duration(usual_s)} once warm."
+        f" The rest is a one-time cost, {saves} no percentage includes{it}."
         for where, first_s, usual_s in why.first_calls
     ]
+
+
+def _spent(why: Why) -> str:
+    """What the script spent in which calls, and their floor."""
+    calls, floor = why.seen.calls, why.floor
+    if not calls and why.seen.unnoted:
+        return f"ran, but no call was recorded: {_unnoted_words(why.seen.unnoted)}"
+    if not calls:
+        return "loaded a model but called none"
+    kinds = " and ".join(sorted({call.kind for call in calls}, reverse=True))
+    spent = f"spent {duration(why.seen.calls_s)} in {several(len(calls), 'call', 'calls')} of {kinds}"
+    if (at_once := most_at_once(calls)) > 1:
+        spent += f", up to {at_once} at once (each second counts once)"
+    if floor:
+        spent += f"; the same tokens need {duration(floor.seconds)} on this machine, "
+        host_s = floor.overhead_s
+        spent += "without overhead, which is unknown" if host_s is None else f"{duration(host_s)} of it overhead"
+    if floor and floor.left_out:
+        spent += f", without {' and '.join(floor.left_out)}, which could not be counted"
+    return spent
 
 
 def _slow_module(why: Why) -> list[str]:
@@ -294,7 +298,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
         host_s = floor.overhead_s or 0.0
         named = [
             ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s, False),
-            ("overhead of kernels by Python and torch, at least", host_s, False),
+            ("overhead of Python and torch, at least", host_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
             *named,
         ]
@@ -312,7 +316,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     kernels = (
         "other kernels slower than the ceilings" if shown else "kernels (modules unknown) slower than the ceilings"
     )
-    yield TimePart(f"{kernels}, and overhead beyond least", left_s, beyond_floor=True)
+    yield TimePart(f"{kernels}, and overhead beyond that", left_s, beyond_floor=True)
 
 
 @dataclass(frozen=True)

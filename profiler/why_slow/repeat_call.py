@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.findings import CallFloor, DecodeFloor
-from profiler.why_slow.floor import Subject, made_s
+from profiler.why_slow.findings import CallFloor
+from profiler.why_slow.floor import Subject, last_step_s, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
@@ -96,8 +96,6 @@ class Candidate:
     changed: Run
     seconds: float
     """Those of the script's own calls of this shape."""
-    usual: float = _OTHER_SAVING
-    """Share of them that a change of this kind usually saves where it applies."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
@@ -121,7 +119,7 @@ class Candidate:
     @property
     def expected(self) -> float:
         """Share of the calls that it is expected to save: by the ceilings, else as usual."""
-        return self.about or self.usual
+        return self.about or _USUAL_SAVING.get(self.id, _OTHER_SAVING)
 
     @property
     def expected_s(self) -> float:
@@ -155,7 +153,8 @@ class RepeatedCall:
             return ()
         if new <= tokens:
             return (self.as_run,)
-        prompt_s = self.call.steady_prompt_s
+        # The one-time costs of a first call are those of its prompt.
+        prompt_s = max(0.0, self.call.prompt_s - (self.call.seconds - self.call.steady_s))
         step_s = (self.call.steady_s - prompt_s) / (new - 1)
 
         def part(weight: float, tokens: int, further: int = 0) -> Run:
@@ -277,38 +276,27 @@ class CallGroup:
     def generates(self) -> bool:
         return self.call.kind == "generate"
 
-    @property
-    def firsts(self) -> list[tuple[Call, CallRecord]]:
-        """The first call of each shape and its record, in the order of the script."""
-        latest_first = sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: -pair[1].began_s)
-        by_shape = {call.words: (call, noted) for call, noted in latest_first}
-        return sorted(by_shape.values(), key=lambda pair: pair[1].began_s)
-
-    def others(self, first: Call) -> list[Call]:
-        """A first call, and the calls of its shape that began before it ended."""
-        same_shape = (call for call in self.calls if call.words == first.words and call.began_s is not None)
-        ended_s = (first.began_s or 0.0) + first.seconds
-        return [first, *(call for call in same_shape if call is not first and (call.began_s or 0.0) < ended_s)]
-
     def like(self, call: Call) -> tuple[float, ...]:
         """Steady-state seconds of all calls with the shape of `call`."""
         return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
     @property
-    def decode(self) -> DecodeFloor | None:
-        return self.floor.decode.get(self.call.number) if self.floor else None
+    def last_step_s(self) -> tuple[float, float] | None:
+        """Seconds of the last decode step: (at the ceilings, of the host to launch it); None if they are unknown."""
+        subject = self.floor.subjects.get(self.call.model) if self.floor else None
+        if subject is None or subject.overhead_s is None or self.call.new_tokens < 2:
+            return None
+        return last_step_s(self.call, subject), subject.overhead_s[1]
 
     @property
     def subject(self) -> Subject | None:
-        """The counted work of the model and its ceilings; None if they are unknown, or are not all that the calls
-        run."""
+        """The counted work of the model and its ceilings; None if unknown, or if the calls also run something else."""
         if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.calls):
             return None
         return self.floor.subjects.get(self.calls[0].model)
 
     def saved_share(self, before: Sequence[Call], after: Sequence[Call]) -> float:
-        """Share of some calls that others save in their place: an estimate from the ceilings and overhead of their
-        steps.
+        """Share of some calls that others save in their place, estimated from the ceilings and overhead of their steps.
 
         It holds if the calls are equally far from their ceilings. 0 if the ceilings are unknown.
         """
@@ -322,14 +310,7 @@ class CallGroup:
         return repeat(noted, call, self.model, options)
 
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
-        """A change to the call that stands for all, or to those of the fields `more`; without `changed`, the same call
-        within the context `within`.
-        """
-        as_is = self.repeated()
-        common: dict[str, Any] = {
-            "where": self.call.where,
-            "as_is": as_is,
-            "seconds": statistics.median(self.like(self.call)),
-        }
-        common |= {"usual": _USUAL_SAVING.get(name, _OTHER_SAVING)} | more
-        return Candidate(self, name, evidence, change, changed=changed or as_is, **common)
+        """A change to the call that stands for all, or to that of `more`; by default, the same call `within`."""
+        as_is, seconds = self.repeated(), statistics.median(self.like(self.call))
+        common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
+        return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)

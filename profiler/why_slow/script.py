@@ -96,7 +96,7 @@ def _exit_code_of(run: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BaseException as error:
-        frames, own = error.__traceback__, (str(Path(__file__).parents[1]), "<frozen runpy")
+        frames, own = error.__traceback__, (str(_PACKAGE), "<frozen runpy")
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
             frames = frames.tb_next  # the traceback begins with the script
         hook, sys.excepthook = sys.excepthook, sys.__excepthook__  # the script's own may fail or exit

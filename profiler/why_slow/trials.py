@@ -13,8 +13,9 @@ from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import RequestError, describe_error, first_line
 from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
+from profiler.why_slow.batch_and_loop_changes import grows_by_a_token
 from profiler.why_slow.call_record import CallRecord, models_of
-from profiler.why_slow.changes import candidates
+from profiler.why_slow.change_registry import candidates
 from profiler.why_slow.findings import (
     FEW_ROUNDS,
     LEAST_ROUNDS,
@@ -28,7 +29,6 @@ from profiler.why_slow.findings import (
     is_settled,
     pairs_agree,
 )
-from profiler.why_slow.loop_changes import grows_by_a_token
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, repeat
@@ -237,16 +237,20 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     warm_s: dict[int, float] = {}
     with contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Untried()):
-            very_first, *others = group.firsts
-            others = [] if grows_by_a_token(group.calls) else sorted(others, key=lambda pair: -pair[0].seconds)
-            for number, (first, noted) in enumerate([very_first, *others][:_MOST_FIRSTS]):
-                together = group.others(first)
-                later = [call.seconds for call in group.calls if call.words == first.words and call not in together]
+            by_shape = defaultdict[str, list[tuple[Call, CallRecord]]](list)
+            for call, noted in sorted(zip(group.calls, group.notes, strict=True), key=lambda pair: pair[1].began_s):
+                by_shape[call.words].append((call, noted))
+            very_first, *others = by_shape.values()
+            others = [] if grows_by_a_token(group.calls) else sorted(others, key=lambda alike: -alike[0][0].seconds)
+            for number, ((first, noted), *further) in enumerate([very_first, *others][:_MOST_FIRSTS]):
+                # Calls that overlap it in other threads had the same one-time costs.
+                ended_s = (first.began_s or 0.0) + first.seconds
+                together = [first, *(call for call, _ in further if (call.began_s or 0.0) < ended_s)]
+                later = [call.seconds for call, _ in further if (call.began_s or 0.0) >= ended_s]
                 known = later and first.seconds > _SHORT_S
                 repeated_s = min(later) if known else _repeated_s(group, first, noted, deadline_s)
                 if repeated_s is None:
                     continue
-                # Calls that overlap it in other threads had the same one-time costs.
                 share = min(1.0, repeated_s / first.seconds)
                 warm_s |= {call.number: share * call.seconds for call in together}
                 if number and share > _WARM:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from profiler.loading.cache_argument import given_cache, keeps_last_logits, without_cache
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import CallKind, CallSettings
-from profiler.why_slow.plain_models import is_repeatable, token_ids, without_values
+from profiler.why_slow.plain_models import repeatable, token_ids
 
 if TYPE_CHECKING:
     from profiler.why_slow.call_record import CallRecord
@@ -65,21 +65,14 @@ class Watched:
                 noted.read = watch_logits(result, noted.shape[1])
 
 
-def _of_tokens(settings: CallSettings, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    tokens = tokens_of(args, named)
+def _of_tokens(settings_of: Callable[..., CallSettings], method: str, model: Any, args: Any, named: Any) -> Given:
+    args, named = by_name(getattr(type(model), method), args, named)
+    settings = settings_of(model, named)
+    ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
+    tokens = embedded[..., 0] if ids is None and embedded is not None else ids
     rows, count = (1, 1) if tokens is None else (int(tokens.shape[0]), int(tokens.shape[1]))
     shape = rows * settings.times_computed, count, 0 if tokens is None else context_len(named)
     return Given(settings, shape, named.get("attention_mask"), (args, _stored(named)))
-
-
-def _forward(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    args, named = by_name(type(model).forward, args, named)
-    return _of_tokens(forward_settings(model, named), args, named)
-
-
-def _generate(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    args, named = by_name(type(model).generate, args, named)
-    return _of_tokens(generate_settings(model, named), args, named)
 
 
 def _stored(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,14 +87,15 @@ def _generate_batch(model: Any, args: tuple[Any, ...], named: Mapping[str, Any])
 
 
 def _plain(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    rows, tokens = token_ids(args, named).shape
-    kept = tuple(map(without_values, args)), {name: without_values(value) for name, value in named.items()}
-    repeated = kept if is_repeatable(args, named) else None
-    return Given(common_settings(model), (rows, tokens, 0), named.get("attention_mask"), repeated)
+    shape = (*token_ids(args, named).shape, 0)
+    return Given(common_settings(model), shape, named.get("attention_mask"), repeatable(args, dict(named)))
 
 
-FORWARD = Watched("forward", "__call__", _forward)
-GENERATE = Watched("generate", "generate", _generate, limits=("max_new_tokens", "min_new_tokens"))
+FORWARD = Watched("forward", "__call__", lambda *call: _of_tokens(forward_settings, "forward", *call))
+GENERATE = Watched(
+    "generate", "generate", lambda *call: _of_tokens(generate_settings, "generate", *call),
+    limits=("max_new_tokens", "min_new_tokens"),
+)  # fmt: skip
 GENERATE_BATCH = Watched(
     "generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False, in_threads=True
 )
@@ -148,11 +142,12 @@ def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
 def _settings(model: Any, named: Mapping[str, Any], value: Callable[[str], Any], made: str) -> CallSettings:
     """The settings of a call whose options have a `value`, and which by default makes a cache of the class `made`."""
     config, cache, given = model.config, bool(value("use_cache")), given_cache(named)
+    gpus = gpus_in_turn(model)
     return replace(
         common_settings(model),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        placement=pipelined_devices(model),
+        placement=f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else "",
         attention=str(getattr(config, "_attn_implementation", None) or ""),
         experts=str(getattr(config, "_experts_implementation", None) or ""),
         cache=cache,
@@ -182,12 +177,6 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
     return default
 
 
-def pipelined_devices(model: Any) -> str:
-    """A sentence about a `device_map` over several GPUs; empty if at most one GPU computes."""
-    gpus = gpus_in_turn(model)
-    return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
-
-
 def gpus_in_turn(model: Any) -> int:
     """The number of GPUs of a `device_map`.
 
@@ -200,7 +189,7 @@ def gpus_in_turn(model: Any) -> int:
 def is_spread(model: Any) -> bool:
     """Whether a model's weights are on several devices, or on the disk."""
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    return len(places) > 1 or bool(places & {"disk"})
+    return len(places) > 1 or "disk" in places
 
 
 def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -209,12 +198,6 @@ def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if getattr(value, "dim", None) is not None and value.dim() == 2:
             return value
     return None
-
-
-def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """A tensor with the shape [batch, tokens] of a call: its token ids, else a slice of its embeddings, else None."""
-    ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
-    return embedded[..., 0] if ids is None and embedded is not None else ids
 
 
 def context_len(named: Mapping[str, Any]) -> int:

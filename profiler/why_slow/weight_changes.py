@@ -24,7 +24,7 @@ from profiler.units import scaled
 from profiler.why_slow.floor import at_ceilings_s
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
-from profiler.why_slow.watched_calls import is_spread, pipelined_devices
+from profiler.why_slow.watched_calls import is_spread
 
 # The trial's copy of a model may take at most this share of the free memory.
 _COPY_SHARE = 0.8
@@ -56,11 +56,11 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     own = torch.bfloat16 if is_plain(model) else model.dtype
     dtype = own if own.itemsize > 1 else torch.bfloat16
     device = torch.device(call.settings.device)
-    overhead_models = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
+    copies = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
-        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, overhead_models()),
+        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, copies()),
         where=group.loaded_at, stand_in="dense linears of random values",
         explain=lambda: f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}",
     )  # fmt: skip
@@ -77,7 +77,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
     if not is_spread(model) or not has_room_for_all(model):
         return None
     places = ", ".join(sorted({str(place) for place in model.hf_device_map.values()}))
-    turns = pipelined_devices(model)
+    turns = group.settings.placement
     return group.candidate(
         "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",
         f'device_map={{"": "{model.device}"}}: all of them fit',
@@ -88,12 +88,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
 
 def has_room_for_all(model: Any) -> bool:
     """Whether a copy of all weights fits next to the model on the device that computes, so that a trial can run it."""
-    return weight_bytes_of(model) <= _COPY_SHARE * available_bytes(model.device)
-
-
-def weight_bytes_of(model: Any) -> int:
-    """Bytes of all parameters of a model, wherever they are."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return bool(model.get_memory_footprint(return_buffers=False) <= _COPY_SHARE * available_bytes(model.device))
 
 
 def _gathered(model: Any) -> Any:
@@ -137,7 +132,7 @@ def cast_once(group: CallGroup) -> Candidate | None:
             where=where,
         )  # fmt: skip
 
-    nbytes = scaled(sum(weight.numel() * weight.element_size() for weight in weights), "B")
+    nbytes = scaled(sum(weight.nbytes for weight in weights), "B")
     return group.candidate(
         "autocast", f"torch.autocast casts {nbytes} of weights to {name} again in each forward",
         f"call model.to({dtype}) once, after loading", _in_dtype(group, dtype), where=where,
@@ -145,7 +140,11 @@ def cast_once(group: CallGroup) -> Candidate | None:
 
 
 _WIDE = ("float32", "float64")
-_HALVES = ("bfloat16", "float16")
+_UNITS = {
+    "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+    "float16": ("_is_amx_fp16_supported",),
+}
+"""By dtype: functions of torch that say whether this CPU has instructions to multiply its matrices."""
 
 
 def other_dtype(group: CallGroup) -> Candidate | None:
@@ -192,18 +191,13 @@ def _faster_dtype(device: torch.device, dtype: str) -> str | None:
         return native
     if device.type == "cuda":  # only GPUs before Ampere lack BF16
         return native if (dtype, native) == ("bfloat16", "float16") else None
-    if dtype not in _HALVES or _has_units(dtype):
+    if dtype not in _UNITS or _has_units(dtype):
         return None
     return "bfloat16" if _has_units("bfloat16") else "float32"
 
 
 def _has_units(dtype: str) -> bool:
-    """Whether this CPU has instructions to multiply matrices of this dtype, BF16 or FP16, according to torch."""
-    names = {
-        "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
-        "float16": ("_is_amx_fp16_supported",),
-    }
-    return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
+    return any(getattr(torch.cpu, name, lambda: False)() for name in _UNITS.get(dtype, ()))
 
 
 # The rank of an adapter is at most this share of the smaller side of its linear.
@@ -220,7 +214,7 @@ def merged_adapters(group: CallGroup) -> Candidate | None:
     kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
     return group.candidate(
         "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
-        "merge them once after loading: model.merge_and_unload() with peft, else add the matmul to the weight",
+        "merge them once after loading: model.merge_and_unload() with peft, else add their product to the weight",
         within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=group.loaded_at,
         stand_in="the linears without their adapters, whose shapes are those of merged ones",
     )  # fmt: skip

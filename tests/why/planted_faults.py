@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler import effort
 from profiler.device.clock import Clock
-from profiler.why_slow.changes import candidates
+from profiler.why_slow.change_registry import candidates
 from profiler.why_slow.findings import CallFloor, Untried
 from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched

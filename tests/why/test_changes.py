@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 import profiler
 from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
-from profiler.why_slow import changes, trials
+from profiler.why_slow import change_registry, trials
 from profiler.why_slow.findings import TRIALS_SHARE, TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.repeat_call import (
@@ -264,7 +264,7 @@ def test_no_copy_is_tried_of_a_model_whose_layers_run_functions() -> None:
     own = layer.forward
     layer.forward = lambda *args, **named: own(*args, **named)
     [group] = groups_of(lambda: model(IDS))
-    assert "wide-dtype" not in {each.id for each in changes.candidates(group, untried)}
+    assert "wide-dtype" not in {each.id for each in change_registry.candidates(group, untried)}
     assert any("forward was replaced by a function" in line for line in untried.lines(1.0))
 
 

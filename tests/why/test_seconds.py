@@ -27,6 +27,7 @@ from profiler.data.ceiling_set import CeilingSet
 from profiler.device.clock import Clock
 from profiler.json_document import json_text
 from profiler.why_slow import trials
+from profiler.why_slow.batch_and_loop_changes import batching_change
 from profiler.why_slow.command import explained
 from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import (
@@ -37,7 +38,6 @@ from profiler.why_slow.findings import (
     judge_calls,
 )
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
-from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import (
     Call,
@@ -77,10 +77,10 @@ def test_each_second_of_a_script_has_one_name() -> None:
     assert parts == pytest.approx(
         {
             "kernels at the ceilings of this machine": 5.0,
-            "overhead of kernels by Python and torch, at least": 2.0,
+            "overhead of Python and torch, at least": 2.0,
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0,
-            "kernels (modules unknown) slower than the ceilings, and overhead beyond least": 0.95 * 11 - 8,
+            "kernels (modules unknown) slower than the ceilings, and overhead beyond that": 0.95 * 11 - 8,
             "TopPLogitsWarper, at every token": 0.95 * 3.0,
             "your Stops, at every token": 0.95 * 1.0,
             "generate's own work": 0.95 * 1.0,
@@ -99,7 +99,7 @@ def test_no_part_is_longer_than_what_is_left() -> None:
     """By inaccurate measurements, a floor of 5 s and overhead of 3 s exceed 6 s of forward passes."""
     parts = parts_of(script(6.0, generate(0, 6.0, forward_s=6.0)), CallFloor(8.0, 3.0))
     assert parts == {
-        "kernels at the ceilings of this machine": 5.0, "overhead of kernels by Python and torch, at least": 1.0,
+        "kernels at the ceilings of this machine": 5.0, "overhead of Python and torch, at least": 1.0,
     }  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def test_what_has_another_name_is_not_the_scripts_own_code(part: str, monkeypatc
         monkeypatch.setattr("profiler.why_slow.recorder.clock_for", lambda _: queue)
         model.register_forward_hook(queue.submit)
     within: Callable[..., object] = {
-        "text": lambda run: recorder.text(run, ("a text",), {}),
-        "load": lambda run: recorder.load("a model", run, (), {}),
+        "text": lambda run: recorder.text(partial(run, None, "a text")),
+        "load": lambda run: recorder.load("a model", partial(run)),
         "read": lambda run: run(),
     }[part]
     with watched(recorder), torch.no_grad():
@@ -328,7 +328,7 @@ class Model(torch.nn.Linear):
 )
 def test_what_a_load_does_to_the_weights(quantizer: Any, named: dict[str, str], conversion: str) -> None:
     recorder = Recorder()
-    model = recorder.load("org/model", lambda **_: Model(quantizer), (), named)
+    model = recorder.load("org/model", partial(lambda **_: Model(quantizer), **named))
     assert [load.conversion for load in recorder.loads] == [conversion]
     assert recorder.loaded_models == [model]
 

@@ -39,10 +39,6 @@ _FEWEST_ONE_BY_ONE = 4
 _MOST_S = 4.0
 
 
-def _texts(group: CallGroup) -> str:
-    return "prompts" if group.generates else "texts"
-
-
 def _most_together(group: CallGroup) -> int:
     usual_s = group.seconds / len(group.calls)
     return max(_FEWEST_ONE_BY_ONE, min(_MOST_IN_A_BATCH, int(_MOST_S / max(usual_s, 1e-3))))
@@ -114,7 +110,7 @@ def batching_change(group: CallGroup) -> Candidate | None:
              if name != "inputs" and getattr(value, "shape", ())[:2] != (1, call.prompt_len)}  # fmt: skip
     at_once = most_at_once(group.calls)
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
-    evidence, more = f"{len(group.calls)} {_texts(group)} are passed {how}", {}
+    evidence, more = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}", {}
     change = f"pass {len(chosen)} at a time, padded{' on the left' if group.generates else ' with an attention mask'}"
     if group.generates and all(torch.equal(row, found[0][2]) for *_, row in found):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
@@ -153,8 +149,7 @@ def _in_one_call(
 
     def in_threads() -> None:
         with ThreadPoolExecutor(at_once) as threads:
-            for done in [threads.submit(run) for run in runs]:
-                done.result()
+            list(threads.map(lambda run: run(), runs))
 
     first, noted = chosen[0]
     longest = replace(first, new_tokens=max(call.new_tokens for call in own))
@@ -164,7 +159,7 @@ def _in_one_call(
         return group.saved_share(calls, [replace(longest, batch_size=rows, prompt_len=prompt_len)])
 
     about = saved_share(own) if most_at_once(own) == 1 else 0.0
-    shape = f"{len(own)} of the {_texts(group)}"
+    shape = f"{len(own)} of the {'prompts' if group.generates else 'texts'}"
     if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
         shape += " (more at once save more)"
     return group.candidate(
@@ -175,10 +170,8 @@ def _in_one_call(
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
     """Whether most prompts [1, tokens] begin with the whole prompt before them, as in a chat."""
-    continued: list[bool] = [
-        _shared_tokens(before, after) == before.shape[1] for before, after in itertools.pairwise(prompts)
-    ]
-    return sum(continued) > len(continued) / 2
+    continued = [_shared_tokens(before, after) == before.shape[1] for before, after in itertools.pairwise(prompts)]
+    return continued.count(True) > len(continued) / 2
 
 
 # A prompt that repeats fewer tokens of the one before is not worth a trial.

@@ -13,10 +13,7 @@ import torch
 from profiler.errors import describe_error
 from profiler.patching import patched, switched
 from profiler.units import several
-from profiler.why_slow.findings import Untried
-from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
-from profiler.why_slow.loop_changes import (
+from profiler.why_slow.batch_and_loop_changes import (
     batching_change,
     loop_without_cache,
     padding_change,
@@ -24,6 +21,9 @@ from profiler.why_slow.loop_changes import (
     prefix_change,
     without_reads,
 )
+from profiler.why_slow.findings import Untried
+from profiler.why_slow.floor import made_s, with_all_logits
+from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
@@ -116,7 +116,7 @@ def _more_threads(group: CallGroup) -> Candidate:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _runs_experts_in_turn(group: CallGroup) -> bool:
@@ -217,4 +217,3 @@ CHANGES = (
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),
 )  # fmt: skip
-"""The changes that are tried."""
