@@ -189,13 +189,13 @@ def test_here_uses_the_ceilings_of_this_device(
     path = table(tmp_path / "t", ("decode", 1, 64, 32, 10.0))
     done = roofscope("place", str(path), "--model", "smollm2-135m", "--here", "--format", "json")
     found = json.loads(done.out)
-    assert found["roofs"]["name"].endswith(", measured")
+    assert found["ceilings"]["name"].endswith(", measured")
     [row] = found["rows"]
     # 134.5 M weights of 2 bytes, 80 tokens of 23,040 bytes of cache, and logits of 2 bytes.
     nbytes = 2 * 134_515_008 + 80 * 23_040 + 2 * 49_152
     # 2 FLOPs per weight, and 4 x 576 per token and layer for attention.
     flops = 2 * 134_515_008 + 30 * 4 * 576 * 80
-    read_s, matmuls_s = nbytes / found["roofs"]["bytes_per_s"], flops / found["roofs"]["flops_per_s"]["bfloat16"]
+    read_s, matmuls_s = nbytes / found["ceilings"]["bytes_per_s"], flops / found["ceilings"]["flops_per_s"]["bfloat16"]
     assert row["floor_s"] == pytest.approx(max(read_s, matmuls_s), rel=0.01)
     assert row["bound"] == ("memory" if read_s > matmuls_s else "compute")
 

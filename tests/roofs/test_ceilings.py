@@ -114,19 +114,24 @@ def test_all_ceilings_together_take_at_most_twice_their_time(slower: int, monkey
 
 
 def test_fresh_pages_are_counted_and_have_a_price() -> None:
-    """A mapped buffer of 64 MiB touches all its pages, of 4 KiB or of 2 MiB each; zeroing them takes time."""
-    with mmap.mmap(-1, 64 << 20) as pages:
-        fresh = torch.frombuffer(pages, dtype=torch.uint8)
-        before = page_faults()
-        fresh.fill_(1)
-        assert page_faults() - before >= 32
-        before = page_faults()
-        fresh.fill_(2)
-        assert page_faults() - before < 32
-        del fresh  # a map that is still in use cannot be closed
-    # Another process that slows only the second filling hides the cost of the first.
-    drift_readings = (measure_page_fault_s(HOST) for _ in range(3))
-    assert any(0 < price_s < 1e-2 for price_s in drift_readings)
+    """A mapped buffer of 64 MiB touches all its pages, of 4 KiB or of 2 MiB each; zeroing them takes time.
+
+    All pages cost less than the whole first filling, and a part of it. Another process may slow down one filling.
+    """
+    shares = []
+    for _ in range(3):
+        with mmap.mmap(-1, 64 << 20) as pages:
+            fresh = torch.frombuffer(pages, dtype=torch.uint8)
+            before, start_s = page_faults(), time.perf_counter()
+            fresh.fill_(1)
+            filled_s, count = time.perf_counter() - start_s, page_faults() - before
+            assert count >= 32
+            before = page_faults()
+            fresh.fill_(2)
+            assert page_faults() - before < 32
+            del fresh  # a map that is still in use cannot be closed
+        shares.append(count * measure_page_fault_s(HOST) / filled_s)
+    assert any(0.02 < share < 2 for share in shares), shares
 
 
 @pytest.mark.timing  # other tests do not check cached ceilings
@@ -245,9 +250,8 @@ def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  
     assert_follows("ceilings", document)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
     assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
-    assert 1e-8 < document["launch"]["submit_s"] < 1e-3
-    # A step of thirty layers calls hundreds of operators: between 0.1 ms and 1 s on any host.
-    assert 1e-4 < document["host"]["step_s"] < 1
+    # A step of thirty layers calls hundreds of operators, each with more work in Python than one launch.
+    assert 100 < document["host"]["step_s"] / document["launch"]["submit_s"] < 1e5
     assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
 
 
