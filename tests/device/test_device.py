@@ -9,6 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from machines import CPU, HOST
 from packaging.version import Version
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig, PreTrainedConfig
 
-from profiler.device import device, memory
+from profiler.device import clock, device, memory
 from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
@@ -144,6 +145,15 @@ def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch:
     (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
     monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     assert HOST.available_bytes() > 1 << 26
+
+
+@pytest.mark.parametrize(("wall_s", "core_s"), [(5.0, 2.0), (2.0, 2.25)], ids=["others had the core", "a coarse tick"])
+def test_own_time_is_that_on_a_core_and_no_longer_than_the_clocks(
+    wall_s: float, core_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now_s", Mock(side_effect=[10.0, 10.0 + wall_s]))
+    monkeypatch.setattr(clock, "thread_time", Mock(side_effect=[1.0, 1.0 + core_s]))
+    assert clock.OwnTime().core_seconds() == 2.0
 
 
 RENAMED = Version(transformers.__version__) >= Version("5.24")
