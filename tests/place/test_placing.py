@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import slow_except
 from foreign_files import FILES, changed
 
-from profiler.counting.floor import floor_on
-from profiler.counting.operators import Experts, as_value
+from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
-from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import preset_names
 from profiler.place.command import place
 
@@ -159,13 +156,6 @@ def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., Any]) -> N
         )
 
 
-def test_requests_are_shared_out_over_batches() -> None:
-    """8 requests in 6.636 s, 4 at a time: 3.318 s per batch."""
-    path = FILES / "vllm-throughput.json"
-    [row] = place(path, "smollm2-135m", gpu="T4", prompt_lens="64", batch_sizes="4", new_tokens="16").rows
-    assert row.latency_s == pytest.approx(6.6361353 / 2)
-
-
 def test_the_gpu_is_requested_or_named_by_the_file(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
     assert "Give --gpu NAME, or --here" in refused.err
@@ -247,27 +237,6 @@ def test_a_cache_without_room_is_reported(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "the weights and the cache of 128 x 8704 tokens need 162 GB" in found.warnings[1]
     assert "2 of 3 figures must come from several GPUs (--tp N), another GPU or a cache in fewer" in found.warnings[1]
-
-
-FORMATS = ("none", "int8", "nf4", "fp4", "int8wo", "int4wo", "fp8")
-
-
-@pytest.mark.parametrize("quant", slow_except(("none", "fp8"), FORMATS))
-@pytest.mark.parametrize("gpu", ["H100 SXM", "B300 SXM", "T4", "RTX 4090"])
-def test_the_floor_is_that_of_count(gpu: str, quant: str, tmp_path: Path) -> None:
-    """For every preset and format, FP8 and FP4 peaks included; a step that does not fit has the same floor."""
-    sheet = gpu_called(gpu)
-    steps = {"prefill": Step(2, 1024, 0), "decode": Step(2, 1, 1024)}
-    for name in preset_names():
-        counted = preset_counts(name, quant)
-        # place counts a checkpoint in float32 as it is served, in 16 bits, and experts as servers do, in FP8.
-        if counted is None or counted.dtype == "float32" or (quant == "fp8" and counted.work.of_kind(Experts)):
-            continue
-        path = table(tmp_path / "t", ("prefill", 2, 1024, "", 1.0), ("decode", 2, 1024, 1, 1.0))
-        for row in place(path, name, gpu=gpu, quant=quant).rows:
-            step = steps[row.phase]
-            operators = [as_value(item, item.name, item.work(step, ExecutionPath())) for item in counted.work.operators]
-            assert row.floor_s == pytest.approx(floor_on(sheet, operators, counted.dtype, 0.0).floor_s, rel=1e-9), name
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,13 @@ from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.operators import OperatorWork
-from profiler.facts.overhead import Overhead
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
-from profiler.grid.cells import Cell, CellKey
-from profiler.judge.breakdown import Demand, StepCeilings, break_down
-from profiler.judge.cell_stages import Timed
 from profiler.judge.judge_run import judge_run
-from profiler.judge.regimes import Measurement, judge_cell
 from profiler.judge.warnings import health_warnings
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.warnings import busy_words, device_warnings
-from profiler.stats import Estimate
 
 EFFORT = replace(
     effort.Effort(),
@@ -206,19 +199,6 @@ def test_without_a_ceiling_cells_have_times_and_counts_and_no_regime(xeon_facts:
     measured = [row for row in bare.cells if row.status == "ok"]
     assert {(row.regime, row.confidence) for row in measured} == {(None, None)}
     assert all(row.latency_s > 0 and row.flops_per_s > 0 and row.model_bytes > 0 for row in measured)
-
-
-def test_a_ceiling_that_was_not_measured_gives_no_high_confidence() -> None:
-    """A stream of 0.98 GB takes a second at a ceiling of 1 GB/s."""
-
-    def confidence(measured: bool) -> str | None:
-        ceilings = StepCeilings(1e9, Overhead(1e-3, 1e-3), overlaps=True, measured=measured)
-        split = break_down(1.0, [Demand("read", "other", 1.0, 0.98e9, 0.0, 1e12, 0.98)], 0.0, ceilings)
-        work = OperatorWork("read", "other", 1, "float32", 1.0, 0.98e9, 0.0, 0.0)
-        cell = Timed(CellKey("decode", Cell(1, 64, 8)), [work], "ok", time=Estimate(1.0, 0.999, 1.001, 9))
-        return judge_cell(Measurement(split, cell, 1e12, ceilings)).confidence
-
-    assert (confidence(True), confidence(False)) == ("high", "medium")
 
 
 def test_the_systems_own_work_is_no_neighbour(xeon_facts: Facts) -> None:
