@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sides import requested, side, timed
+from sides import key_of, side, timed
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
@@ -24,7 +24,7 @@ SMALL = " --prompt-lens 64 --batch-sizes 1 --new-tokens 8"
 def measured(grid: str, *lengths: int, settings: str = "") -> Side:
     """A default run, whose command names its `grid`, and its decodes after `lengths` prompt tokens."""
     command = f"roofscope run m{grid} --dtype float32 --device cpu --budget 60{settings}"
-    return side({requested(prompt_len=length): timed(0.01) for length in lengths}, command=command)
+    return side({key_of(prompt_len=length): timed(0.01) for length in lengths}, command=command)
 
 
 def repeated(grid: str, settings: str = "") -> str:
@@ -48,7 +48,7 @@ def repeated(grid: str, settings: str = "") -> str:
         # A cell of the same grid that had no number.
         (measured(LARGE, 64, 256), measured(LARGE, 64), "1 cell is only in the first."),
         # Another tool's file has no command.
-        (measured(LARGE, 64, 256), side({requested(prompt_len=64): timed(0.01)}), "1 cell is only in the first."),
+        (measured(LARGE, 64, 256), side({key_of(prompt_len=64): timed(0.01)}), "1 cell is only in the first."),
     ],
 )
 def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side, after: Side, said: str) -> None:
@@ -66,7 +66,7 @@ def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side,
     [
         " --context-lens 4096 --batch-sizes 1,16 --new-tokens 32",
         " --prompts 'my prompts.txt' --prompt-lens 2,5 --batch-sizes 1 --new-tokens 8",
-        """ --prompts 'what'"'"'s requested.txt' --prompt-lens 2 --batch-sizes 1 --new-tokens 8""",
+        """ --prompts 'what'"'"'s new.txt' --prompt-lens 2 --batch-sizes 1 --new-tokens 8""",
         " --prompt-lens ragged:32..512 --batch-sizes 4 --new-tokens 16",
     ],
 )

@@ -80,7 +80,7 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     assert (offer.batch >= batch) == (fits and not tight), "rent counts on what runs"
 
 
-def test_one_percent_of_room_left_is_tight(roofscope: Any) -> None:
+def test_one_percent_of_free_memory_is_close_to_the_limit(roofscope: Any) -> None:
     """Mistral-7B in 16 bits takes 14.48 GB of a T4's 14.88, and a prompt of 512 tokens with 32 new ones 0.2 GB more.
 
     0.16 GB are left: as much as drivers and contexts differ by. In nf4 it takes a third.

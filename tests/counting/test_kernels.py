@@ -188,7 +188,7 @@ def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
 def test_int8_conversions_of_one_matmul() -> None:
     """10 rows of 64 in bfloat16 are cast to float16, quantised to int8 and multiplied into 128 int32 outputs.
 
-    The cast reads 2 bytes, writes 2 and reads 2. The int8 is written and read. The product, 10 x 128 x 4 bytes, is
+    The cast reads 2 bytes, writes 2 and reads 2. The int8 is written and read. The result, 10 x 128 x 4 bytes, is
     written and read.
     """
     from bitsandbytes.nn import Linear8bitLt

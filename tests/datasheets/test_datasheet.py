@@ -53,7 +53,7 @@ def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
 
 
 def test_what_a_gpu_sustains_is_a_rate_at_its_power_limit_and_no_burst() -> None:
-    """A product cannot beat SMs x FLOPs per clock at the clock during it.
+    """A matmul cannot beat SMs x FLOPs per clock at the clock during it.
 
     That clock is printed by the source next to each rate; the T4's is its base clock. An H100 and an H200 are the same
     units at the same 700 W, so their rates are near each other.
@@ -187,7 +187,7 @@ def test_gpus_at_home_have_their_makers_figures_and_no_price() -> None:
     assert not {"Apple", "Intel"} & {SHEETS[each.gpu].vendor for each in prices.prices()}
 
 
-def test_each_matmul_has_a_gpu_of_the_table() -> None:
+def test_each_product_name_has_a_gpu_of_the_table() -> None:
     with (ROOT / "profiler" / "data" / "product_names.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             assert gpu_called(row["product"]).gpu == row["gpu"]

@@ -66,7 +66,7 @@ CPU revision\t: 1
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "told"),
+    ("cpuinfo", "known"),
     [
         (X86, ("AuthenticAMD, family 25, model 17", "1", "avx2 avx512_bf16 avx512f fma")),
         (ARM, ("implementer 0x41, variant 0x1, part 0xd40", "1", "asimd bf16 i8mm sve")),
@@ -74,11 +74,11 @@ CPU revision\t: 1
     ],
 )
 def test_a_processor_is_identified_by_more_than_its_name(
-    cpuinfo: str, told: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str, known: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
-    assert device.processor() == dict(zip(("processor", "stepping", "vector_instructions"), told, strict=True))
+    assert device.processor() == dict(zip(("processor", "stepping", "vector_instructions"), known, strict=True))
 
 
 # Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.

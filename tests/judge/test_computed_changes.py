@@ -178,7 +178,7 @@ def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
     ].at_least_s == pytest.approx(26.1e-3 - 6.5e-3)
 
 
-def test_no_lever_for_a_step_above_its_ceiling_or_at_it() -> None:
+def test_no_change_for_a_step_above_its_ceiling_or_at_it() -> None:
     above = Verdict("memory-bound", "low", (), (Flag.ABOVE_CEILING,))
     assert changes(cell(weights_s=14e-3, verdict=above), SETTING) == []
     assert changes(cell(compute_s=14e-3), SETTING) == []

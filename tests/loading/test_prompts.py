@@ -33,7 +33,7 @@ def _tokenizer(folder: Path, template: str | None) -> Any:
 
 
 def _read(
-    tmp_path: Path, content: str | bytes, tokenizer: Any, name: str = "requested.txt", most: float = math.inf
+    tmp_path: Path, content: str | bytes, tokenizer: Any, name: str = "prompts.txt", most: float = math.inf
 ) -> Any:
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -43,8 +43,8 @@ def _read(
 def test_a_text_has_a_prompt_on_each_line(tmp_path: Path, tokenizer: Any) -> None:
     found = _read(tmp_path, "w3 w4\n\n  \nw5\n", tokenizer)
     assert found.real == ((3, 4), (5,))
-    assert (found.name, found.lens) == ("requested.txt", [2, 1])
-    assert found.shape(8) == Ragged("requested.txt", (Request(2, 8), Request(1, 8)))
+    assert (found.name, found.lens) == ("prompts.txt", [2, 1])
+    assert found.shape(8) == Ragged("prompts.txt", (Request(2, 8), Request(1, 8)))
     assert _read(tmp_path, "w3 w4\nw5 w6", tokenizer).shape(8) == [2]
     for content in (b"\xef\xbb\xbfw3\nw4", b"w3\r\nw4\r\n"):  # a byte order mark, and Windows' line ends
         assert _read(tmp_path, content, tokenizer).real == ((3,), (4,))
@@ -53,7 +53,7 @@ def test_a_text_has_a_prompt_on_each_line(tmp_path: Path, tokenizer: Any) -> Non
 def test_json_lines(tmp_path: Path, tokenizer: Any) -> None:
     lines = '{"prompt": "w3\u2028w4"}\n\n{"id": 7, "prompt": "w5\\nw6"}\n'
     assert _read(tmp_path, lines, tokenizer).real == ((3, 4), (5, 6))
-    assert _read(tmp_path, lines, tokenizer, "requested.jsonl").real == ((3, 4), (5, 6))
+    assert _read(tmp_path, lines, tokenizer, "prompts.jsonl").real == ((3, 4), (5, 6))
 
 
 def test_a_chat_template_wraps_texts_and_messages(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_chat_template_wraps_texts_and_messages(tmp_path: Path) -> None:
     lines = json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "w7"})
     assert _read(tmp_path, lines, chatting).real == ((1, 5, 1, 6, 2), (1, 7, 2))
     refusing = _tokenizer(tmp_path, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(RequestError, match=r"line 1 of requested.txt cannot be encoded: roles must alternate\.$"):
+    with pytest.raises(RequestError, match=r"line 1 of prompts.txt cannot be encoded: roles must alternate\.$"):
         _read(tmp_path, lines, refusing)
 
 
@@ -97,9 +97,9 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, tokenizer: Any, monke
     monkeypatch.setattr(module, "MOST_PROMPTS", 2)
     with pytest.raises(RequestError, match="has 3 prompts, and a run takes at most 2; draw some: shuf"):
         _read(tmp_path, "w3\n" * 3, tokenizer)
-    (tmp_path / "requested.txt").write_text("w3\nw20")
-    with pytest.raises(RequestError, match=r"line 2 of requested.txt gives token 20, but the model has 16"):
-        read_prompts(tmp_path / "requested.txt", tokenizer, 16, math.inf)
+    (tmp_path / "prompts.txt").write_text("w3\nw20")
+    with pytest.raises(RequestError, match=r"line 2 of prompts.txt gives token 20, but the model has 16"):
+        read_prompts(tmp_path / "prompts.txt", tokenizer, 16, math.inf)
 
 
 @pytest.mark.parametrize("config", [LlamaConfig, GPT2Config, Qwen3Config, GemmaConfig])
@@ -111,11 +111,11 @@ def test_a_folder_without_a_tokenizer(config: Any, tmp_path: Path) -> None:
 
 
 def test_rows_have_the_prompts_of_their_lengths() -> None:
-    real = Prompts(WORDS, ((1, 2, 3), (4,), (5, 6, 7), (8, 9)), "requested.txt", pad_id=31)
+    real = Prompts(WORDS, ((1, 2, 3), (4,), (5, 6, 7), (8, 9)), "prompts.txt", pad_id=31)
     assert real.of(Cell(3, 3, 8)).tolist() == [[1, 2, 3], [5, 6, 7], [4, 4, 4]]
     # No prompt has five or seven tokens: they are repeated, or cut.
     assert real.of(Cell(2, 5, 8)).tolist() == [[1, 2, 3, 1, 2], [4, 4, 4, 4, 4]]
-    ragged = Prompts(WORDS, real.real, "requested.txt", 31, ragged=real.shape(8))  # type: ignore[arg-type]
+    ragged = Prompts(WORDS, real.real, "prompts.txt", 31, ragged=real.shape(8))  # type: ignore[arg-type]
     assert ragged.of(Cell(4, 3, 8, engine=PADDED_ENGINE)).tolist() == [[1, 2, 3], [31, 31, 4], [5, 6, 7], [31, 8, 9]]
     assert ragged.of(Cell(4, 3, 8)).tolist() == [[1, 2, 3], [4, 4, 4], [5, 6, 7], [8, 9, 8]]
 

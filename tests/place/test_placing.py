@@ -156,7 +156,7 @@ def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., Any]) -> N
         )
 
 
-def test_the_gpu_is_requested_or_named_by_the_file(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_gpu_is_given_or_named_by_the_file(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
     assert "Give --gpu NAME, or --here" in refused.err
     gpu_file = tmp_path / "transformers.json"

@@ -102,7 +102,7 @@ def test_several_models_are_distinguished_by_their_shortest_name(tmp_path: Path)
         {"model_filename": f"/m/{n}.gguf", "model_type": f"llama {n}B", "model_n_params": n * 10**8} for n in (1, 7)
     ]
     side = read_side(written(tmp_path / "a", *(row(0.1, **model) for model in models)))
-    assert [requested.settings for requested in side.cells] == [
+    assert [key.settings for key in side.cells] == [
         (("precision", "llama 1B"),),
         (("precision", "llama 7B"),),
     ]

@@ -278,7 +278,7 @@ def falling(nbytes: int) -> float:
         # are a hundred times lower here, so the test needs fewer calls.
         (keeping(256 * MIB, 120e9, 42e9), 42e9, 1024),
     ],
-    ids=["flat", "falling", "an untold cache"],
+    ids=["flat", "falling", "a cache that is not reported"],
 )
 def test_the_curve_is_followed_to_its_plateau(
     bytes_per_s: Callable[[int], float], memory_bytes_per_s: float, stream_mib: int
@@ -467,8 +467,8 @@ def test_a_gpus_reading_has_its_clock_and_a_cpus_has_none() -> None:
 
 @pytest.mark.usefixtures("small_work")
 def test_a_look_waits_until_the_machine_has_settled() -> None:
-    sentinel = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
-    assert sentinel.look().memory == pytest.approx(1e-3)
+    probe = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
+    assert probe.look().memory == pytest.approx(1e-3)
     never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
     assert never.look().memory > 4e-3  # it does not wait forever
 

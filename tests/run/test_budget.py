@@ -95,7 +95,7 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
         (None, 14.0, 16, False), (None, 15.9, 16, True),
     ],
 )  # fmt: skip
-def test_others_are_told_of_where_they_take_cores_that_are_needed(
+def test_others_are_reported_where_they_take_cores_that_are_needed(
     threads: int | None, busy: float, cores: int, warned: bool
 ) -> None:
     """A GPU needs one core of its host."""
@@ -153,13 +153,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def waited(total_s: float, *drift_readings: Contention) -> tuple[Sequence[Contention], list[str]]:
-    """Wait for neighbours with these readings, of which the last one is repeated."""
-    told: list[str] = []
-    readings = itertools.chain(drift_readings, itertools.repeat(drift_readings[-1]))
-    neighbours: Any = SimpleNamespace(look=lambda: next(readings))
-    listener: Any = SimpleNamespace(stage=told.append)
-    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
+def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
+    """Wait for neighbours with what is seen at each look, of which the last one is repeated."""
+    stages: list[str] = []
+    seen = itertools.chain(looks, itertools.repeat(looks[-1]))
+    neighbours: Any = SimpleNamespace(look=lambda: next(seen))
+    listener: Any = SimpleNamespace(stage=stages.append)
+    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), stages
 
 
 def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
@@ -171,8 +171,8 @@ def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
 
 
 def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
-    drift_readings = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
-    [found], _ = waited(10.0, *drift_readings)
+    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
+    [found], _ = waited(10.0, *looks)
     assert found.at_unix_s == len(waits), "a look follows each wait"
     assert sum(waits) == 1.0
 

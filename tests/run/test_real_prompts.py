@@ -32,7 +32,7 @@ def one_expert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _file(folder: Path, *lines: str) -> str:
-    path = folder / "requested.txt"
+    path = folder / "prompts.txt"
     path.write_text("\n".join(lines))
     return str(path)
 
@@ -40,8 +40,8 @@ def _file(folder: Path, *lines: str) -> str:
 @pytest.mark.parametrize("per_token", [1, 2, 3])
 def test_if_all_tokens_choose_alike_they_touch_top_k_experts(per_token: int, tmp_path: Path) -> None:
     planted_mixture(tmp_path / "alike", per_token, all_alike=True)
-    requested = _file(tmp_path, "w1 w2 w3 w4 w5", "w6 w7 w8 w9 w10")
-    subject, _ = subject_of(str(tmp_path / "alike"), prompt_lens=None, prompts=requested)
+    prompts = _file(tmp_path, "w1 w2 w3 w4 w5", "w6 w7 w8 w9 w10")
+    subject, _ = subject_of(str(tmp_path / "alike"), prompt_lens=None, prompts=prompts)
     prefill, decode = experts_touched(subject, Cell(2, 5, 4))
     assert (prefill.key.phase, prefill.touched, prefill.experts) == ("prefill", per_token, EXPERTS)
     assert (decode.key.phase, decode.touched, decode.experts) == ("decode", per_token, EXPERTS)
@@ -60,28 +60,26 @@ def test_unequal_prompts_are_a_padded_batch(one_expert: Path, tmp_path: Path) ->
 
 
 def test_lengths_that_are_given_cut_the_prompts(one_expert: Path, tmp_path: Path) -> None:
-    requested = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
-    prepared = prepare(
-        Options(model=str(one_expert), prompts=requested, prompt_lens="2", batch_sizes=[3], device="cpu")
-    )
+    prompts = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
+    prepared = prepare(Options(model=str(one_expert), prompts=prompts, prompt_lens="2", batch_sizes=[3], device="cpu"))
     assert prepared.prompts.of(prepared.grid.cells[0]).tolist() == [[1, 2], [4, 4], [5, 5]]
     assert "--prompt-lens 2" in prepared.command
-    assert prepared.command.count("--prompts requested.txt") == 1
+    assert prepared.command.count("--prompts prompts.txt") == 1
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prompt_lens": "2", "batch_sizes": [4]}, "requested.txt has 3 prompts, too few for a batch of 4"),
+        ({"prompt_lens": "2", "batch_sizes": [4]}, "prompts.txt has 3 prompts, too few for a batch of 4"),
         ({"prompt_lens": "ragged:2..4", "engine": "static"}, "unequal lengths work only with --engine eager"),
     ],
 )
 def test_requests_that_the_file_cannot_meet(
     options: dict[str, object], words: str, one_expert: Path, tmp_path: Path
 ) -> None:
-    requested = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
+    prompts = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
     with pytest.raises(RequestError, match=words):
-        prepare(Options(model=str(one_expert), prompts=requested, device="cpu", **options))  # type: ignore[arg-type]
+        prepare(Options(model=str(one_expert), prompts=prompts, device="cpu", **options))  # type: ignore[arg-type]
 
 
 def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: Path) -> None:
@@ -94,12 +92,12 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
     one_expert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch)
-    requested = _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w11")
+    prompts = _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w11")
     run = profiler.profile(
-        str(one_expert), prompts=requested, new_tokens=4, device="cpu", no_trials=True, out=tmp_path / "run"
+        str(one_expert), prompts=prompts, new_tokens=4, device="cpu", no_trials=True, out=tmp_path / "run"
     )
     assert (run.document.grid.prompt_lens, run.document.grid.batch_sizes) == ((4,), (1, 2))
-    assert run.document.grid.prompts == "requested.txt"
+    assert run.document.grid.prompts == "prompts.txt"
     assert [(row.phase, row.batch_size, row.touched) for row in run.document.experts_touched] == [
         ("prefill", 1, 3), ("decode", 1, 1), ("prefill", 2, 3), ("decode", 2, 1)
     ]  # fmt: skip
@@ -112,13 +110,13 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
     assert str(tmp_path) not in json.loads((tmp_path / "run" / "run.json").read_text())["command"]
     document = tmp_path / "run" / "run.json"
     document.write_text(document.read_text().replace('"finished": true', '"finished": false'))
-    with pytest.raises(RunError, match=r"ran the prompts of requested\.txt and does not hold them; give --prompts"):
+    with pytest.raises(RunError, match=r"ran the prompts of prompts\.txt and does not hold them; give --prompts"):
         prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu"))
-    again = prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=requested))
+    again = prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=prompts))
     assert again.prompts.real == ((1, 2, 3, 1), (3, 2, 1, 11))
     _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w12")
-    with pytest.raises(RunError, match=r"ran other prompts than requested\.txt has now"):
-        prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=requested))
+    with pytest.raises(RunError, match=r"ran other prompts than prompts\.txt has now"):
+        prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=prompts))
 
 
 @pytest.mark.slow
