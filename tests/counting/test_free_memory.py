@@ -80,22 +80,6 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     assert (offer.batch >= batch) == (fits and not tight), "rent counts on what runs"
 
 
-def test_one_percent_of_free_memory_is_close_to_the_limit(roofscope: Any) -> None:
-    """Mistral-7B in 16 bits takes 14.48 GB of a T4's 14.88, and a prompt of 512 tokens with 32 new ones 0.2 GB more.
-
-    0.16 GB are left: as much as drivers and contexts differ by. In nf4 it takes a third.
-    """
-    for options, tight in (((), True), (("--quant", "nf4"), False)):
-        size = ("--batch-sizes", "1", "--prompt-lens", "512", "--format", "json")
-        forecast = json.loads(roofscope("forecast", "mistral-7b-v0.1", "--on", "T4", *size, *options).out)
-        assert {(cell["fits"], cell["tight"]) for cell in forecast["cells"]} == {(True, tight)}
-        counted = json.loads(roofscope("count", "mistral-7b-v0.1", "--gpu", "T4", *size, *options).out)
-        assert {(row["fits"], row["tight"]) for row in counted["rows"]} == {(True, tight)}
-    shown = roofscope("forecast", "mistral-7b-v0.1", "--on", "T4", "--batch-sizes", "1", "--prompt-lens", "512").out
-    assert "(close)" in shown
-    assert "2 % less than stated" in " ".join(shown.split())
-
-
 def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Llama of 16 bits has 2 layers of width 64, an MLP of 96, 2 KV heads of 16, and two tables of 128 words.
 
@@ -167,7 +151,7 @@ INDEXED |= {"layer_types": ["indexed_attention"] * 2}
 
 @pytest.mark.parametrize(
     ("model_type", "sizes", "batch", "prompt"),
-    [("llama", {}, 64, 8), ("youtu", LATENT, 64, 8), ("gemma3_text", {}, 64, 8), ("deepseek_v32", INDEXED, 1, 1024)],
+    [("llama", {}, 64, 8), ("youtu", LATENT, 64, 8), ("gemma3_text", {}, 64, 8), ("deepseek_v32", INDEXED, 1, 512)],
 )
 def test_the_peak_of_a_prefill(model_type: str, sizes: dict[str, int], batch: int, prompt: int) -> None:
     """Short prompts have few scores; hidden states of 256 are wider than some inputs. An indexer has scores too."""
