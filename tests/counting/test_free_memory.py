@@ -151,7 +151,7 @@ INDEXED |= {"layer_types": ["indexed_attention"] * 2}
 
 @pytest.mark.parametrize(
     ("model_type", "sizes", "batch", "prompt"),
-    [("llama", {}, 64, 8), ("youtu", LATENT, 64, 8), ("gemma3_text", {}, 64, 8), ("deepseek_v32", INDEXED, 1, 512)],
+    [("llama", {}, 64, 8), ("youtu", LATENT, 64, 8), ("gemma3_text", {}, 64, 8), ("deepseek_v32", INDEXED, 1, 1024)],
 )
 def test_the_peak_of_a_prefill(model_type: str, sizes: dict[str, int], batch: int, prompt: int) -> None:
     """Short prompts have few scores; hidden states of 256 are wider than some inputs. An indexer has scores too."""

@@ -16,13 +16,13 @@ import torch
 import transformers
 from machines import CPU, HOST
 from packaging.version import Version
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig
 
 from profiler.device import clock, device, memory
 from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-from profiler.loading.cache_argument import argument_name, cache_of, without_cache
+from profiler.loading.cache_argument import without_cache
 from profiler.why_slow.watched_calls import context_len, forward_settings
 
 MIB = 1 << 20
@@ -162,15 +162,6 @@ LLAMA = LlamaConfig(
     vocab_size=32,
 )  # fmt: skip
 MAMBA = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=32, state_size=4)
-
-
-@pytest.mark.parametrize(("config", "before"), [(LLAMA, "past_key_values"), (MAMBA, "cache_params")])
-def test_the_name_is_the_argument_of_the_model(config: PreTrainedConfig, before: str) -> None:
-    model = AutoModelForCausalLM.from_config(config)
-    assert argument_name(model) == ("cache" if RENAMED else before)
-    with torch.inference_mode():
-        output = model(torch.zeros(1, 4, dtype=torch.long), use_cache=True)
-    assert cache_of(output) is not None
 
 
 def test_a_step_uses_no_deprecated_name() -> None:
