@@ -19,7 +19,7 @@ from profiler.counting.count import count, counted_module
 from profiler.counting.grid_count import count_grid
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import model_numbers
-from profiler.counting.operators import Elementwise, ModelWork, RecurrentState
+from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.sparse_attention import Indexer
 from profiler.counting.walk import walk
@@ -74,6 +74,20 @@ def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     assert bytes_by_kind(model.work.work(Step(64, 512, 0)))["state"] == 64 * state
 
 
+def test_layers_that_share_keys_keep_none_and_run_the_last_position() -> None:
+    shared = {
+        **GEMMA_31B, "num_hidden_layers": 12, "layer_types": GEMMA_31B["layer_types"][:12], "num_kv_shared_layers": 6,
+        "attention_k_eq_v": False,
+    }  # fmt: skip
+    whole = {**shared, "num_kv_shared_layers": 0}
+    assert cache_bytes(walked(shared), 1, 2048) * 2 == cache_bytes(walked(whole), 1, 2048)
+    linears = [operator for operator in walked(shared).of_kind(Linear) if operator.group == "mlp"]
+    prefill, decode = (
+        sum(operator.work(Step(1, query, 0), PATH).model_flops for operator in linears) for query in (100, 1)
+    )
+    assert prefill == decode * (6 * 100 + 6) / 12
+
+
 def test_an_indexer_chooses_keys() -> None:
     """A decode step after 10,000 tokens reads 2,048 latents of 576, and 10,000 indexer keys of 128."""
     dsa = {
@@ -112,6 +126,31 @@ def test_the_flops_of_a_recurrence(model_type: str, sizes: dict[str, Any], flops
     base = {"model_type": model_type, "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 1, **sizes}
     [state] = walked(base).of_kind(RecurrentState)
     assert state.work(Step(1, 1, 5), ExecutionPath()).model_flops / state.state_elements == flops
+
+
+def test_the_routers_own_number_of_experts() -> None:
+    mixture = {
+        **GEMMA_31B, "num_hidden_layers": 6, "layer_types": GEMMA_31B["layer_types"][:6], "enable_moe_block": True,
+        "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    }  # fmt: skip
+    [experts] = walked(mixture).of_kind(Experts)
+    assert (experts.per_token, experts.num_experts) == (8, 128)
+    listed = {
+        **LLAMA, "model_type": "hunyuan_v1_moe", "head_dim": 16, "num_experts": 4, "moe_topk": [3, 2],
+        "num_shared_expert": [1, 1],
+    }  # fmt: skip
+    assert [operator.per_token for operator in walked(listed).of_kind(Experts)] == [3, 2]
+
+
+def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
+    """RecurrentGemma has 2 layers of RG-LRU before attention: gates of 4 blocks of 16 x 16, a float32 a channel."""
+    sizes = {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 6}
+    work = walked({**SIZES, "model_type": "recurrent_gemma", **sizes})
+    [state] = work.of_kind(RecurrentState)
+    gates = [operator for operator in work.of_kind(Linear) if "gate_weight" in operator.name]
+    assert (state.count, state.kept_bytes(9), state.flops_per_element) == (2, 64 * 4, 5)
+    assert sum(gate.work(Step(1, 1, 0), ExecutionPath()).model_flops for gate in gates) == 2 * 2 * 2 * 4 * 16 * 16
+    assert work.coverage == 1
 
 
 def test_a_norm_per_head_is_understood() -> None:
