@@ -8,22 +8,17 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-import transformers
 from machines import CPU, HOST
-from packaging.version import Version
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.device import clock, device, memory
 from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-from profiler.loading.cache_argument import without_cache
-from profiler.why_slow.watched_calls import context_len, forward_settings
 
 MIB = 1 << 20
 
@@ -156,12 +151,10 @@ def test_own_time_is_that_on_a_core_and_no_longer_than_the_clocks(
     assert clock.OwnTime().core_seconds() == 2.0
 
 
-RENAMED = Version(transformers.__version__) >= Version("5.24")
 LLAMA = LlamaConfig(
     hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
     vocab_size=32,
 )  # fmt: skip
-MAMBA = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=32, state_size=4)
 
 
 def test_a_step_uses_no_deprecated_name() -> None:
@@ -169,18 +162,6 @@ def test_a_step_uses_no_deprecated_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.decode(engine.prefill(torch.zeros(1, 4, dtype=torch.long), 8))
-
-
-@pytest.mark.parametrize("name", ["past_key_values", "cache"])
-def test_a_watched_forward_accepts_either_name(name: str) -> None:
-    model = AutoModelForCausalLM.from_config(LLAMA)
-    cache = DynamicCache()
-    cache.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
-    named = {"use_cache": True, name: cache}
-    assert context_len(named) == 7
-    settings = forward_settings(model, {**named, name: SimpleNamespace()})
-    assert settings.cache_class == "SimpleNamespace"
-    assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}
 
 
 @pytest.mark.parametrize(

@@ -206,13 +206,8 @@ def test_the_overhead_model_of_a_batch_without_a_cell_changes_no_forecast(slower
 
 def test_too_few_cells_are_refused_with_the_command_that_measures_the_others() -> None:
     request = ForecastRequest(batch_sizes="2,4", prompt_lens="64")
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError, match=r"too few cells of prefill .*run mistral.* --batch-sizes 2,4$"):
         forecast_run(REFERENCE / "mistral-7b-h200-default", request)
-    assert str(refusal.value).endswith(
-        "measured too few cells of prefill to forecast these; measure them: roofscope run mistral-7b-v0.1"
-        " --new-tokens 32 --dtype bfloat16 --quant none --weights random --engine eager --device cuda:0"
-        " --prompt-lens 64 --batch-sizes 2,4"
-    )
     assert forecast_run(QUIET, request).cells
 
 

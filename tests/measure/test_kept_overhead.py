@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
 
 
 Measure = Callable[..., list[OverheadSamples]]
+subject_at = cache(lambda folder: subject_of(str(folder)))
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def measured(tiny_folder: Path, paced: Paced) -> Measure:
     def measure(
         folder: Path = tiny_folder, sizes: Sequence[int] = (1,), budget_s: float = 4.0, **options: Any
     ) -> list[OverheadSamples]:
-        subject, config = subject_of(str(folder))
+        subject, config = subject_at(folder)
         paced.steps = 0
         return measure_overhead(subject.loaded, config, paced, sizes, ["eager"], budget_s, **options)
 
