@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from browser import BROWSER, dumped
-from made_runs import ROOT, key, old_run, result, whole_run, with_document
-from pages import Page
+from made_runs import ROOT, Page, key, old_run, result, whole_run, with_document
 
 from profiler.facts.change_ids import ChangeId
 from profiler.judge.advice import Advice, Effect
