@@ -249,6 +249,19 @@ def test_what_has_no_end_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         read_foreign(Path("/dev/zero"))
 
 
+@pytest.mark.parametrize("name", ["llama-bench.md", "sglang.jsonl", "table.csv", "vllm-serve.json"])
+def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: str, tmp_path: Path) -> None:
+    content = (FILES / name).read_bytes()
+    for share in range(1, 20):
+        path = tmp_path / "file"
+        path.write_bytes(content[: share * len(content) // 20])
+        try:
+            number, lines = len(read_foreign(path).figures), []
+        except RequestError as refused:
+            number, lines = 0, str(refused).splitlines()
+        assert number or len(lines) == 1
+
+
 def test_our_own_cells_keep_what_was_cached(tmp_path: Path) -> None:
     """64 tokens after a prefix of 8,128 and a cache of 512, with the middle of 32 steps, as in cells.csv."""
     path = tmp_path / "cells.csv"
