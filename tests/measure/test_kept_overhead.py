@@ -20,6 +20,8 @@ from profiler.facts.overhead import OverheadSamples
 from profiler.measure.overhead import measure_overhead
 
 HIDDEN = SIZES["hidden_size"]
+STEP_S = 40e-3
+"""A step of the overhead model, on a machine at its usual speed."""
 
 
 class Paced(Machine, FakeClock):
@@ -40,9 +42,9 @@ class Paced(Machine, FakeClock):
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
-    """A machine that steps the overhead model in 10 ms, and a cache of its own."""
+    """A machine that steps the overhead model in 40 ms, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    machine, forward = Paced(10e-3), LlamaForCausalLM.forward
+    machine, forward = Paced(STEP_S), LlamaForCausalLM.forward
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         if self.config.hidden_size < HIDDEN:
@@ -78,7 +80,7 @@ def test_kept_samples_are_used_after_a_check_of_two_short_loops(measured: Measur
     assert measured(fresh=False) == first
     # The first call after loading, a loop that is not timed, and a prefill and a step before the four.
     assert paced.steps <= 1 + 6 + 6 < whole
-    assert {item.phase: min(item.alone_s) for item in first} == pytest.approx({"prefill": 10e-3, "decode": 10e-3})
+    assert {item.phase: min(item.alone_s) for item in first} == pytest.approx({"prefill": STEP_S, "decode": STEP_S})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_kept_samples_are_measured_again_on_request_or_where_the_host_is_slower_
     paced.overhead_model_s *= speed
     again = measured(fresh=fresh)
     assert (again == first) == is_used
-    assert min(again[-1].alone_s) == pytest.approx(10e-3 * (1 if is_used else speed))
+    assert min(again[-1].alone_s) == pytest.approx(STEP_S * (1 if is_used else speed))
     assert measured(fresh=False) == again, "what was measured is kept in place of it"
 
 
@@ -106,21 +108,21 @@ def test_another_place_of_the_model_is_the_same_overhead_and_another_shape_is_no
     paced.overhead_model_s *= 1.05
     assert measured(elsewhere, fresh=False) == first
     for others in (measured(wider, fresh=False), measured(sizes=(1, 2), fresh=False)):
-        assert min(others[-1].alone_s) == pytest.approx(10.5e-3)
+        assert min(others[-1].alone_s) == pytest.approx(1.05 * STEP_S)
     for file in (tmp_path / "cache").rglob("overhead/*.json"):
         assert not {"tiny", "wider", "elsewhere"} & set(file.read_text().split())
         file.write_text("[")
-    assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(10.5e-3)
+    assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(1.05 * STEP_S)
 
 
 def test_samples_of_a_very_short_time_are_not_kept(measured: Measure, paced: Paced) -> None:
     """They have a step or two, and a later run may have more time."""
     measured(budget_s=0.5, fresh=False)
     paced.overhead_model_s *= 1.05
-    assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(10.5e-3)
+    assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(1.05 * STEP_S)
 
 
-@pytest.mark.parametrize("overhead_model_s", [10e-3, 0.3, 1.0, 60.0])
+@pytest.mark.parametrize("overhead_model_s", [STEP_S, 0.3, 1.0, 60.0])
 def test_all_sizes_together_take_at_most_twice_their_time_or_are_missing_with_the_reason(
     measured: Measure, paced: Paced, overhead_model_s: float
 ) -> None:
