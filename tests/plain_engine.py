@@ -19,7 +19,7 @@ class PlainEngine:
     keeps_last_logits = True
     whole_calls = False
     owned = None
-    kept_bytes = 0
+    held_bytes = kept_bytes = 0
     helper_pids = ()
 
     def __init__(

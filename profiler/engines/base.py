@@ -58,6 +58,11 @@ class Engine(Protocol):
     owned: OwnedModel | None = None
     """The model and cache of an engine that loads them itself, so that its kernels are hidden; None for others."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the caches that it keeps, of all shapes."""
+        return 0
+
     def prepare(self, batch: int, slots: int) -> None:
         """Prepare a shape before it is timed: compile, capture."""
         return

@@ -128,9 +128,9 @@ class CompileEngine(StaticEngine):
     def prepare(self, batch: int, slots: int) -> None:
         """Compile for this shape, whose cache's address is in the code; other caches are kept within _KEPT_SHARE."""
         cache = self._caches.pop((batch, slots), None)
-        while self._held_bytes() > _KEPT_SHARE * self._machine.available_bytes():
+        while self.held_bytes > _KEPT_SHARE * self._machine.available_bytes():
             del self._caches[next(iter(self._caches))]
-        self.kept_bytes = self._held_bytes()
+        self.kept_bytes = self.held_bytes
         if cache is not None:
             self._caches[batch, slots] = cache
             return
@@ -153,7 +153,8 @@ class CompileEngine(StaticEngine):
             del self._caches[batch, slots]
             raise
 
-    def _held_bytes(self) -> int:
+    @property
+    def held_bytes(self) -> int:
         return sum(map(_bytes_of, self._caches.values()))
 
     def decode(self, state: DecodeState) -> DecodeState:
@@ -220,21 +221,24 @@ class GraphEngine(StaticEngine):
         self._shape: tuple[int, int] | None = None
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(_bytes_of(step.state.cache) for step in self._recorded.values())
+
     def prepare(self, batch: int, slots: int) -> None:
         """Capture the step of this shape. Raises CaptureError if the model's step cannot be captured."""
         shape = batch, slots
         if self._shape == shape:
             return
         # A graph's pool has a workspace of cuBLAS: 8 MiB, 32 on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp).
-        held_bytes = sum(_bytes_of(step.state.cache) + step.replay.pool_bytes for step in self._recorded.values())
+        held_bytes = self.held_bytes + sum(step.replay.pool_bytes for step in self._recorded.values())
         if self._shape and held_bytes > _KEPT_SHARE * self._machine.available_bytes():
             del self._recorded[self._shape]
         self._shape = None
         if shape not in self._recorded:
             self._recorded[shape] = self._record(batch, slots)
-        self.kept_bytes = -self._recorded[shape].replay.workspace_bytes + sum(
-            _bytes_of(step.state.cache) for other, step in self._recorded.items() if other != shape
-        )
+        step = self._recorded[shape]
+        self.kept_bytes = self.held_bytes - _bytes_of(step.state.cache) - step.replay.workspace_bytes
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

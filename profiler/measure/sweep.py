@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -46,6 +46,8 @@ class RepetitionContext:
     prompts: Prompts
     own_bytes: int = 0
     """Bytes held besides what an engine needs: the profiler's own, and the models of engines that own theirs."""
+    engines: Sequence[Engine] = ()
+    """All engines of the run: each keeps caches while another is timed."""
     timed: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a repetition adds its own."""
 
@@ -171,7 +173,8 @@ def _timed(engine: Engine, cell: Cell, round_number: int, context: RepetitionCon
     more = [_prefill(engine, cell, context) for _ in range(count)]
     refuse_impossible_times(itertools.chain.from_iterable(more))
     # Held by the profiler and the engine for other purposes than this cell.
-    peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
+    others_bytes = sum(other.held_bytes for other in context.engines if other is not engine)
+    peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes + others_bytes
     return replace(
         loop,
         round=round_number,

@@ -214,8 +214,10 @@ def time_cells(session: Session, repetitions: Sweep) -> None:
     trials_s = budget.part_s(RunPart.TRIALS)
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
-    owned = [engine.owned for engine in subject.engines.values() if engine.owned]
-    own_bytes = machine.allocated_bytes() - subject.held_bytes
+    engines = tuple(subject.engines.values())
+    owned = [engine.owned for engine in engines if engine.owned]
+    # Engines hold the caches of shapes that were warmed up.
+    own_bytes = machine.allocated_bytes() - subject.held_bytes - sum(engine.held_bytes for engine in engines)
     own_bytes += sum(model.weight_bytes + model.cache_bytes for model in owned)
     with Watch(machine.source) as watch:
         sweep_s = budget.part_s(RunPart.TIMING)
@@ -236,9 +238,8 @@ def time_cells(session: Session, repetitions: Sweep) -> None:
             earlier=itertools.chain.from_iterable(ledger.gathered.repetitions.values()),
         )
         waiting = set(corners(grid.cells))
-        for outcome in repetitions(
-            schedule, subject.engines, RepetitionContext(machine, subject.prompts, own_bytes), show
-        ):
+        context = RepetitionContext(machine, subject.prompts, own_bytes, engines)
+        for outcome in repetitions(schedule, subject.engines, context, show):
             _log(session, outcome, watch)
             if waiting and not (waiting := waiting - ledger.gathered.repetitions.keys() - ledger.gathered.gaps.keys()):
                 start_s = machine.now_s()
