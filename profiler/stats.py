@@ -32,7 +32,7 @@ BLOCK_STEPS = 8
 LEAST_SAMPLES = 6
 """Least samples with a distribution-free 95 % interval of the median (order statistics: 2 x 0.5^6 = 3 %)."""
 
-TIMED_ONCE = "timed once, so its interval covers only that repetition"
+ONE_REPETITION = "one repetition, so its interval covers only the variation within it"
 """The reason for noise if differences between repetitions are unknown."""
 
 RESAMPLES = 1000
@@ -258,16 +258,12 @@ def _half_width(repetitions: Sequence[Sequence[NDArray[np.float64]]], spread: Re
 
 def _blocks(repetitions: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
     """The samples of each repetition in blocks of neighbours, or one by one where there is less than a block."""
-
-    def of(repetition: Sequence[float]) -> list[NDArray[np.float64]]:
-        size = (
-            BLOCK_STEPS if len(repetition) >= BLOCK_STEPS else 1
-        )  # as one block, their spread would be in no interval
-        return [
-            np.asarray(repetition[start : start + size], dtype=np.float64) for start in range(0, len(repetition), size)
-        ]
-
-    return [of(repetition) for repetition in repetitions if len(repetition)]
+    blocks = []
+    for samples in filter(len, repetitions):
+        size = BLOCK_STEPS if len(samples) >= BLOCK_STEPS else 1  # as one block, their spread would be in no interval
+        starts = range(0, len(samples), size)
+        blocks.append([np.asarray(samples[start : start + size], dtype=np.float64) for start in starts])
+    return blocks
 
 
 def _resampled_medians(repetitions: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:
@@ -318,7 +314,7 @@ def noise_report(
     reasons = []
     count = sum(len(repetition) for repetition in repetitions)
     if len(repetitions) == 1:
-        reasons.append(TIMED_ONCE)
+        reasons.append(ONE_REPETITION)
     elif half_width > _QUIET_HALF_WIDTH:
         reasons.append(f"time known to within {100 * half_width:.1f} %")
     if count < LEAST_SAMPLES:

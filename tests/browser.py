@@ -28,9 +28,3 @@ def dumped(html: str, probe: str, page: Path, *options: str) -> str:
     done = opened(page, "--enable-logging=stderr", *options)
     assert "CONSOLE" not in done.stderr
     return done.stdout.split('<pre id="probe">')[1].split("</pre>")[0]
-
-
-def photographed(page: Path, picture: Path, *options: str) -> None:
-    """Write what a window shows of a page as a PNG file."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={picture}"]
-    subprocess.run([*command, *options, page.as_uri()], capture_output=True, timeout=90, check=True)

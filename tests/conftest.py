@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import hypothesis
 import pytest
 import torch
+import typer.main
 from hurry import hurry
 from loaded import loaded
 from smollm2 import WHEEL, smollm2_gguf
@@ -29,6 +31,9 @@ import profiler
 from profiler.facts.run_facts import Facts
 from profiler.loading.request import LoadedModel
 from profiler.store.folder import read_document, read_facts, read_gathered
+
+# Typer makes all commands anew at each call of the command line, which takes 50 ms.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # A shared machine may stop for a second, and no property is about time. Each example writes its folder again.
 again = [hypothesis.HealthCheck.function_scoped_fixture]
@@ -63,7 +68,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A function that sets whether bitsandbytes sees AVX512-BF16, for which it repacks 4-bit weights.
 
-    It skips the test where this CPU lacks the instructions of the requested answer.
+    It skips the test where this CPU lacks the instructions for that answer.
     """
     from bitsandbytes.nn import modules
 

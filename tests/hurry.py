@@ -16,7 +16,7 @@ HURRIED = replace(
     drift_bursts=1, checks_kept_ceilings=False, ceilings_again_s=0.0, neighbours_share=0.0,
     shares={**effort.STANDARD.shares, "ceilings": 0.02},
 )  # fmt: skip
-"""Reuse cached ceilings, do not wait for other processes, repetition each cell twice, and measure briefly."""
+"""Reuse cached ceilings, do not wait for other processes, time each cell twice, and measure briefly."""
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:

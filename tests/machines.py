@@ -1,4 +1,4 @@
-"""Machines for tests: this CPU with the test's clock or telemetry, or with a simulated memory that takes no room."""
+"""Machines for tests: this CPU with the test's clock or telemetry, or with a simulated memory that takes none."""
 
 from __future__ import annotations
 

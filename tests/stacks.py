@@ -120,10 +120,10 @@ def result(step: str, outcome: str, reason: str, began_s: float) -> dict[str, An
 
 def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
     """Return the requirements for pip, and write the constraints of the stack into `folder`."""
-    requested = STACKS[stack]
+    known = STACKS[stack]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed, formats = project["dependencies"], project["optional-dependencies"]["formats"]
-    pins = [f"{name}=={version}" for name, version in requested.pinned.items()]
+    pins = [f"{name}=={version}" for name, version in known.pinned.items()]
     if stack.startswith("newest"):
         return ["--upgrade", "--upgrade-strategy", "eager", f"{wheel}[formats]", *pins, *_TESTING]
     if stack.startswith("lowest"):
@@ -131,10 +131,10 @@ def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
         return [str(wheel), *(f"{name}=={version}.*" for name, version in lowest.items()), *_TESTING]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints = folder / "constraints.txt"
-    constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in requested.pinned))
-    if not requested.without:
+    constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in known.pinned))
+    if not known.without:
         return ["-c", str(constraints), f"{wheel}[dev]"]
-    kept = [text for text in needed if text.split(">=")[0] not in requested.without]
+    kept = [text for text in needed if text.split(">=")[0] not in known.without]
     return ["-c", str(constraints), *kept, *pins, *_TESTING]
 
 
@@ -238,8 +238,8 @@ def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequenc
         broken = ended.returncode != 0 and lines
         return ("failed", "; ".join(lines)) if broken else ("ok", "")
     if step.lacks:
-        requested = ended.returncode == 2 and len(errors) == 1
-        if requested and "pip install" in errors[0] and step.lacks in errors[0]:
+        refused = ended.returncode == 2 and len(errors) == 1
+        if refused and "pip install" in errors[0] and step.lacks in errors[0]:
             return "refused", errors[0]
         return "failed", f"exit code {ended.returncode}, not refused for want of {step.lacks}: {(errors or ['-'])[-1]}"
     if ended.returncode:
@@ -251,7 +251,7 @@ def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequenc
 
 def tried(stack: str, folder: Path) -> bool:
     """Make one stack and run its steps. Writes `stack.json`, and returns whether it was made and no step failed."""
-    requested = STACKS[stack]
+    known = STACKS[stack]
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     for path in (work, folder / "logs", folder / "tmp"):
@@ -271,18 +271,18 @@ def tried(stack: str, folder: Path) -> bool:
         versions = json.loads(subprocess.check_output([commands / "python", "-c", _VERSIONS], env=environment))
         add(result("install", "ok", "", began_s))
     except (RuntimeError, FileNotFoundError, subprocess.CalledProcessError) as error:
-        add(result("install", "not run" if _is_missing(requested.python) else "failed", str(error), began_s))
+        add(result("install", "not run" if _is_missing(known.python) else "failed", str(error), began_s))
     if versions:
         # One thread each: steps run in parallel, and none makes a claim about time.
         environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        end = partial(done, work=work, environment=environment, without=requested.without)
+        end = partial(done, work=work, environment=environment, without=known.without)
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            for group in steps(commands, work, requested):
+            for group in steps(commands, work, known):
                 for found in pool.map(end, group):
                     add(found)
     kept = {
         "date": datetime.now(UTC).date().isoformat(),
-        "purpose": requested.purpose,
+        "purpose": known.purpose,
         "versions": versions,
         "results": results,
     }
@@ -320,13 +320,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STACKS))
     parser.add_argument("--folder", type=Path, default=None, help="is kept; a temporary one only if a step failed")
-    requested = parser.parse_args()
-    if unknown := [name for name in requested.names if name not in STACKS]:
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in STACKS]:
         parser.error(f"{', '.join(unknown)} is no stack; use {', '.join(STACKS)}.")
-    folder = (requested.folder or Path(tempfile.mkdtemp(prefix="roofscope-stacks-"))).resolve()
-    good = [tried(name, folder / name) for name in requested.names or STACKS]
+    folder = (options.folder or Path(tempfile.mkdtemp(prefix="roofscope-stacks-"))).resolve()
+    good = [tried(name, folder / name) for name in options.names or STACKS]
     print(tables(folder))
-    if requested.folder is None and all(good):  # its environments take 14 GB
+    if options.folder is None and all(good):  # its environments take 14 GB
         shutil.rmtree(folder)
     return 0 if all(good) else 1
 

@@ -97,7 +97,7 @@ def examine(device: str = "auto") -> Examination:
 
 def _command() -> str:
     """Return the command that starts this program; a checkout that is not installed has no `roofscope`."""
-    return "roofscope" if packages.has_own_metadata() else "python -m profiler"
+    return "python -m profiler" if packages.version_of("roofscope") == packages.MISSING else "roofscope"
 
 
 def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:

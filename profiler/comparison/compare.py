@@ -80,7 +80,7 @@ class Change(MatchKey):
     machine: float
     """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
     before_repetitions: int
-    """Repetitions of the cell, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
+    """Repetitions of the cell, or another tool's runs: 2 if only their spread is known, 0 if neither is."""
     after_repetitions: int
     """The same of the second side."""
     difference: Annotated[Difference, HIDDEN]
@@ -203,28 +203,23 @@ def _shifts(before: MachineState | None, after: MachineState | None, ceiling_set
     for resource in resources:
         # The compute ceilings of two precisions say nothing about the machine.
         same_ceiling = resource == "memory" or _PRECISION not in ceiling_settings
+        (first, first_half), (second, second_half) = before.ceilings[resource], after.ceilings[resource]
         new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
-        (first_per_s, first_share), (second_per_s, second_share) = before.ceilings[resource], after.ceilings[resource]
-        roof_ratio = first_per_s / second_per_s
+        ratio = roof_ratio = first / second if new_ceilings else None
+        measured_by: DriftSource = "roofs"
         if len(before.drift_readings) > 1 and len(after.drift_readings) > 1:
+            measured_by = "sentinel"
             (first, first_half), (second, second_half) = (
-                _probe_median(tuple(getattr(look, resource) for look in side.drift_readings))
+                _probe_median(tuple(getattr(reading, resource) for reading in side.drift_readings))
                 for side in (before, after)
             )
-            half_width = math.hypot(first_half, second_half)
-            shifts.append(_shift(resource, second / first, half_width, roof_ratio if new_ceilings else None))
-        elif new_ceilings:
-            half_width = math.hypot(first_share, second_share)
-            shifts.append(_shift(resource, roof_ratio, half_width, roof_ratio, "roofs"))
+            ratio = second / first
+        if ratio is not None:
+            moved, half_width = math.log(ratio), math.hypot(first_half, second_half)
+            agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
+            is_claimed = abs(moved) > half_width and agrees
+            shifts.append(Shift(resource, ratio, half_width, roof_ratio, measured_by, is_claimed))
     return tuple(shifts)
-
-
-def _shift(
-    resource: Resource, ratio: float, half_width: float, roof_ratio: float | None, told_by: DriftSource = "sentinel"
-) -> Shift:
-    moved = math.log(ratio)
-    agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
-    return Shift(resource, ratio, half_width, roof_ratio, told_by, claimed=abs(moved) > half_width and agrees)
 
 
 @cache
@@ -239,7 +234,7 @@ def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tu
         return 0.0, 0.0
     total = sum(before.terms.values())
     memory = min(1.0, max(0.0, sum(before.terms[name] for name in _MEMORY_TERMS) / total))
-    # On a CPU everything but memory traffic runs on the cores; overhead to a GPU does not run on the GPU.
+    # On a CPU everything but memory traffic runs on the cores; the host's overhead does not run on the GPU.
     on_cores = 1.0 - memory if is_cpu else sum(before.terms[name] for name in _COMPUTE_TERMS) / total
     shares = {"memory": memory, "compute": min(1.0, max(0.0, on_cores))}
     moved = sum(shares[shift.resource] * math.log(shift.ratio) for shift in shifts)

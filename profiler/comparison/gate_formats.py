@@ -69,29 +69,24 @@ def budget_words(gate: Gate) -> str:
         cells = several(len(disturbed), "cell was", "cells were")
         cores = max(cell.foreign_cores for cell in disturbed)
         return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again on a quiet machine"
-    without_spread = sum(not cell.repetitions for cell in open_cells)
-    open_cells = [cell for cell in open_cells if cell.repetitions]
-    budgets_s = [cell.more_s for cell in open_cells if 0 < cell.more_s < math.inf]
+    with_spread = [cell for cell in open_cells if cell.repetitions]
+    budgets_s = [cell.more_s for cell in with_spread if 0 < cell.more_s < math.inf]
     # Another tool's file does not say how long a repetition takes.
-    untimed = sum(not cell.more_s for cell in open_cells)
-    drifted = sum(cell.drifted for cell in open_cells)
-    at_threshold = len(open_cells) - len(budgets_s) - untimed - drifted
-    parts = []
-    if budgets_s:
-        budget_s = sum(budgets_s) / STANDARD.shares["timing"]
-        cells = several(len(budgets_s), "cell needs", "cells need")
-        parts.append(f"{cells} about {budget_s:.0f} s more of --budget in each of the two runs")
-    if untimed:
-        parts.append(f"{several(untimed, 'cell needs', 'cells need')} more repetitions")
-    if without_spread:
-        parts.append(f"{several(without_spread, 'cell needs', 'cells need')} a file with every repetition")
+    untimed = sum(not cell.more_s for cell in with_spread)
+    drifted = sum(cell.drifted for cell in with_spread)
+    at_threshold = len(with_spread) - len(budgets_s) - untimed - drifted
+    budget_s = sum(budgets_s) / STANDARD.shares["timing"]
+    needs = {
+        f"about {budget_s:.0f} s more of --budget in each of the two runs": len(budgets_s),
+        "more repetitions": untimed,
+        "a file with every repetition": len(open_cells) - len(with_spread),
+    }
+    parts = [f"{several(count, 'cell needs', 'cells need')} {what}" for what, count in needs.items() if count]
     if at_threshold:
         parts.append(f"{several(at_threshold, 'is', 'are')} at the threshold itself, where no budget helps")
     if drifted:
-        cells = several(drifted, "cell", "cells")
-        parts.append(
-            f"in {cells} the machine itself drifted by as much as is allowed: measure again on a quiet machine"
-        )
+        cells, again = several(drifted, "cell", "cells"), "measure again on a quiet machine"
+        parts.append(f"in {cells} the machine itself drifted by as much as is allowed: {again}")
     return ", ".join(parts) or "too few repetitions to decide a single cell"
 
 

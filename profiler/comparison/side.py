@@ -26,7 +26,7 @@ Resource = Literal["memory", "compute"]
 Weight = Literal["refuses", "explains", "context"]
 """Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
-PROCESSOR, NOT_TOLD = "processor", "not recorded"
+PROCESSOR, NOT_RECORDED = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
 
 NEW_TOKENS, GPUS = "new tokens", "tp_size"
@@ -77,7 +77,7 @@ class CellTime:
     high_s: float
     """95 % interval; both ends equal the median if its spread is unknown."""
     repetitions: int
-    """Repetitions, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
+    """Repetitions, or another tool's runs: 2 if only their spread is known, 0 if neither is."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Time breakdown in seconds; empty if it is not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class CellTime:
     foreign_cores: float = 0.0
     """CPU cores that other processes kept busy during the repetitions."""
     is_foreign: bool = False
-    """Whether another tool measured it, whose repetitions are runs, not repetitions."""
+    """Whether another tool measured it, whose repetitions are whole runs."""
     new_tokens: int | None = None
     """Tokens per sequence that another tool generated; None if its file does not say."""
 
@@ -153,7 +153,7 @@ def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     items = []
     for name, first in before.settings.items():
         second = after.settings.get(name, first)
-        refuses = name in _REFUSING and NOT_TOLD not in (first, second)
+        refuses = name in _REFUSING and NOT_RECORDED not in (first, second)
         weight: Weight = "refuses" if refuses else "context" if name in _CONTEXT else "explains"
         if first != second:
             items.append(SettingDifference(name, first, second, weight))
@@ -189,7 +189,7 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
         if swept:
             length = {NEW_TOKENS: str(timed.new_tokens)} if timed.new_tokens and cell.phase == "decode" else {}
             settings = {**side.settings, **length, **dict(cell.settings)}
-            cell = replace(cell, settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
+            cell = replace(cell, settings=tuple((name, settings.get(name, NOT_RECORDED)) for name in swept))
         yield cell if by_engine else replace(cell, engine=""), timed
 
 
@@ -292,7 +292,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "parameters": str(model.params),
         "architecture": model.architecture,
         "device": device.name,
-        **({PROCESSOR: NOT_TOLD} if device.kind == "cpu" else {}),
+        **({PROCESSOR: NOT_RECORDED} if device.kind == "cpu" else {}),
         "revision": model.revision or "-",
         "precision": model.precision,
         "compute dtype": model.compute_dtype,
@@ -308,7 +308,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
     }
     for phase, path in document.counting.paths.items():
         settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
-    settings |= dict.fromkeys(ENVIRONMENT, NOT_TOLD)
+    settings |= dict.fromkeys(ENVIRONMENT, NOT_RECORDED)
     settings |= {name: version for name, version in document.software.items() if name != "system"}
     settings["system"] = document.software.get("system", "-")
     settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}
@@ -340,7 +340,7 @@ def side_of_file(file: ForeignFile) -> Side:
     for figure in steps:
         key, timed = _figure_id(figure), _foreign(figure)
         if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
-            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.shape.new_tokens or NOT_TOLD))))
+            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.shape.new_tokens or NOT_RECORDED))))
         if key in cells:
             times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(
@@ -366,7 +366,7 @@ def _figure_id(figure: Figure) -> MatchKey:
 
 
 def _foreign(figure: Figure) -> CellTime:
-    """The time of another tool's figure, per token for a decode; each repetition counts as a repetition.
+    """The time of another tool's figure, per token for a decode; each of its runs counts as a repetition.
 
     The spread comes only from the repetitions, so Student's t widens the interval of two or three that agree by chance
     (Biometrika 6, 1908, 1-25). A spread without them proves at least two, and two give the widest interval. A figure

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from profiler.comparison.compare import Change, Comparison
-from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
+from profiler.comparison.side import NOT_RECORDED, PROCESSOR, ROOFSCOPE, Side
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.difference import SAME
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
@@ -142,7 +142,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
     named_alike = first.settings.keys() == second.settings.keys()
     none = "no known setting differs between the two" if named_alike else "no setting that both name differs"
     lines = [f"differs: {item.words}" for item in comparison.differences] or [none]
-    if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (first, second)):
+    if all(side.settings.get(PROCESSOR) == NOT_RECORDED for side in (first, second)):
         lines.append(f"neither run recorded its processor's family; several are named {first.settings['device']}")
     for word, side, other in (("before", first, second), ("after", second, first)):
         # llama-bench's tables, for one, leave out what has its default value.

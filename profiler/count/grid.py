@@ -237,8 +237,8 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
         *_kept(numbers),
     ]
     if widths.attention_layers:
-        half = _at(numbers.attention_is_half_at, "half of the FLOPs of a decode step", grows=grows)
-        lines.append(f"attention:    {half}")
+        half = "half of the FLOPs of a decode step"
+        lines.append(f"attention:    {_at(numbers.attention_is_half_at, half, grows=grows)}")
     sustained = [sustained_words(gpu.gpu, gpu.bytes_per_s, gpu.sustained_bytes_per_s) for gpu in numbers.gpus]
     return [Lines(lines), _gpu_table(numbers), Lines([sentence for words in sustained for sentence in words])]
 

@@ -141,11 +141,10 @@ def _one_rank(share: RankShare) -> list[str]:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    yes = {True: "yes", False: "no"}
-    rows = [
-        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), yes[gemm.aligned]]
-        for gemm in gemms
-    ]
+    rows = []
+    for gemm in gemms:
+        sizes, aligned = map(str, (gemm.m, gemm.n, gemm.k)), "yes" if gemm.aligned else "no"
+        rows.append([*sizes, gemm.dtype, str(gemm.count), percent(gemm.tiles_used), aligned])
     return text_table(("m", "n", "k", "dtype", "count", "of its tiles", "16-byte rows"), rows, texts=("dtype",))
 
 

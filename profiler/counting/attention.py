@@ -178,8 +178,8 @@ class LatentCore(AttentionCore):
         """Return the FLOPs of the cheaper method.
 
         DeepSeek-V2 (arXiv:2405.04434, section 2.1.2): either the cached latents are expanded to heads first, or the
-        expansion is absorbed into query and output. With absorption, each pair is a matmul with the latent and its
-        rotary part, and one with the latent. The absorbed matrices cost as much on new tokens as their expansion,
+        expansion is absorbed into query and output. With absorption, each pair is a dot product with the latent and
+        its rotary part, and one with the latent. The absorbed matrices cost as much on new tokens as their expansion,
         which the linear `kv_b_proj` counts. Both methods read only the latents.
         """
         rotary = self.qk_dim - (self.expanded_dim - self.v_dim)

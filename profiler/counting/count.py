@@ -25,7 +25,7 @@ from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.operators import Cause, GemmShape
+from profiler.facts.operators import Amount, Cause, GemmShape
 from profiler.facts.step import Count, ExecutionPath, Step, Work, bytes_by_kind, plain_number
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import beyond_positions
@@ -36,7 +36,7 @@ from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
-from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
+from profiler.quant.checkpoints import Gguf, as_dense_config, counted_config, gguf_format, published_format
 from profiler.quant.registry import Quant, known_quant
 from profiler.quant.stored_formats import stored_format
 
@@ -85,9 +85,6 @@ class SharedPrefix:
     """The same if each sequence had its own copy of the prefix."""
 
 
-Number = int | float
-
-
 @dataclass(frozen=True)
 class OperatorRow:
     """The work of one operator in the step."""
@@ -97,25 +94,25 @@ class OperatorRow:
     count: int
     """Equal operators in the model; the figures are their sum."""
     dtype: str
-    model_flops: Number
-    executed_flops: Number
-    vector_flops: Number
-    weight_bytes: Number
-    kv_read_bytes: Number
-    kv_write_bytes: Number
-    model_bytes: Number
-    executed_bytes: Number
-    link_bytes: Number
+    model_flops: Amount
+    executed_flops: Amount
+    vector_flops: Amount
+    weight_bytes: Amount
+    kv_read_bytes: Amount
+    kv_write_bytes: Amount
+    model_bytes: Amount
+    executed_bytes: Amount
+    link_bytes: Amount
 
 
 @dataclass(frozen=True)
 class ExecutedBytes:
     """Executed bytes beyond model bytes."""
 
-    activations: Number
-    redundant: Mapping[str, Number]
+    activations: Amount
+    redundant: Mapping[str, Amount]
     """By cause."""
-    total: Number
+    total: Amount
 
 
 @dataclass(frozen=True)
@@ -133,16 +130,16 @@ class CountDocument(Document):
     note: str
     """Of the model's preset, on the format of the weights, and on a sequence beyond the model's own limit."""
     phase: Phase
-    batch: Number
-    query_tokens: Number
-    context_tokens: Number
-    model_flops: Number
-    executed_flops: Number
-    vector_flops: Number
-    bytes: Mapping[str, Number]
+    batch: Amount
+    query_tokens: Amount
+    context_tokens: Amount
+    model_flops: Amount
+    executed_flops: Amount
+    vector_flops: Amount
+    bytes: Mapping[str, Amount]
     """Model bytes by kind, and their total."""
     executed_bytes: ExecutedBytes
-    redundant_flops: Mapping[str, Number]
+    redundant_flops: Mapping[str, Amount]
     """By cause."""
     intensity: float
     """Model FLOPs per model byte."""
@@ -296,7 +293,7 @@ def _gpu_row(
     return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
 
 
-def _plain(amounts: Mapping[Cause, Count]) -> dict[str, Number]:
+def _plain(amounts: Mapping[Cause, Count]) -> dict[str, Amount]:
     return {cause: plain_number(value) for cause, value in amounts.items()}
 
 
@@ -363,7 +360,7 @@ def _on_meta(
         quant, rented = "none", True
     if ranks != 1:
         check_cut(ranks, source, quant)
-    config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
+    config = counted_config(load_config(source, trust_remote_code), dtype != "auto")
     kind = model_dtype(dtype, config)
     if rented and dtype == "auto":
         kind = in_16_bits(kind)

@@ -43,8 +43,7 @@ def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float)
 
 @dataclass(frozen=True)
 class StepFloor:
-    """The least time of a step under two ceilings: the sum of its operators' floors, by the ceiling that limits
-    each."""
+    """The least time of a step under two ceilings: its operators' floors, by the ceiling that limits each."""
 
     compute_s: float
     memory_s: float

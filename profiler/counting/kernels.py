@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from profiler.counting.pairs import causal_pairs
-from profiler.facts.step import Step
+from profiler.facts.step import FLOAT32_BYTES, Step
 
 _BOOL_BYTES = 1
-_FLOAT32_BYTES = 4
-_MOVED_BYTES = 2 * _FLOAT32_BYTES  # a float32 that is written and read
+_MOVED_BYTES = 2 * FLOAT32_BYTES  # a float32 that is written and read
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Call:
     @property
     def narrow(self) -> bool:
         """Whether float32 is wider than the operands."""
-        return self.itemsize < _FLOAT32_BYTES
+        return self.itemsize < FLOAT32_BYTES
 
     @property
     def repeated_bytes(self) -> Any:
@@ -90,7 +89,7 @@ def eager(call: Call) -> Cost:
     Its memory has the scores in the model's dtype, for 16 bits a float32 copy, and the float32 output of the softmax.
     """
     traffic_bytes = call.scores * (4 * call.itemsize + (_MOVED_BYTES if call.narrow else 0))
-    buffer_bytes = call.scores * (call.itemsize + (2 if call.narrow else 1) * _FLOAT32_BYTES)
+    buffer_bytes = call.scores * (call.itemsize + (2 if call.narrow else 1) * FLOAT32_BYTES)
     return Cost(call.keys, call.pairs, traffic_bytes, 2 * call.repeated_bytes, call.repeated_bytes + buffer_bytes)
 
 
@@ -101,7 +100,7 @@ def math(call: Call) -> Cost:
     multiplies Q and K by the square root of the scale. For several queries without a mask it makes a causal mask.
 
     The first matmul writes a score, the mask is added in place, the softmax reads and writes it, and the second
-    product reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
+    one reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
     reads and writes the score again. 16-bit scores are copied too, into an unused result.
 
     Copies, repeated heads, the scaled Q and masks exist until the end. The peak is either at the first matmul, with
@@ -115,14 +114,14 @@ def math(call: Call) -> Cost:
     repeated = call.repeats * (k + v) if call.repeats > 1 else 0
     scaled_k = call.repeats * k
     has_mask = call.masked | np.greater(step.query, 1)
-    score_bytes = 7 * _FLOAT32_BYTES + 2 * _BOOL_BYTES + np.where(has_mask, _MOVED_BYTES, 0)
+    score_bytes = 7 * FLOAT32_BYTES + 2 * _BOOL_BYTES + np.where(has_mask, _MOVED_BYTES, 0)
     traffic_bytes = _MOVED_BYTES * (q + scaled_k + copied) + scores * score_bytes
     if call.narrow:
-        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (_FLOAT32_BYTES + call.itemsize)
+        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (FLOAT32_BYTES + call.itemsize)
     mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + call.itemsize)  # of one head, for all
-    kept_bytes = _FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
-    matmul_bytes = _FLOAT32_BYTES * (scaled_k + scores)
-    softmax_bytes = (2 * _FLOAT32_BYTES + _BOOL_BYTES) * scores
+    kept_bytes = FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
+    matmul_bytes = FLOAT32_BYTES * (scaled_k + scores)
+    softmax_bytes = (2 * FLOAT32_BYTES + _BOOL_BYTES) * scores
     return Cost(
         keys=call.keys,
         pairs=call.pairs,

@@ -16,9 +16,8 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.sparse_attention import Indexer
 from profiler.data.free_memory import SURE_SHARE
-from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
+from profiler.facts.step import FLOAT32_BYTES, UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
-_FLOAT32_BYTES = 4
 # Tensors of the hidden size during a matmul: the embeddings, the layer's input, its sum and the normalised sum.
 _LIVE_HIDDEN = 4
 # Tensors of the hidden size during attention: the embeddings, the layer's input and its normalised copy.
@@ -33,12 +32,7 @@ of Mistral-7B end out of memory with up to 2 such outputs free, and run with 2.5
 
 
 def cache_bytes(
-    work: ModelWork,
-    batch_size: Count,
-    tokens: Count,
-    path: ExecutionPath | None = None,
-    *,
-    shared: Count = 0,
+    work: ModelWork, batch_size: Count, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0
 ) -> Any:
     """Return the bytes that sequences keep between steps: keys, values, states; the first `shared` tokens once."""
     total: Any = 0
@@ -162,7 +156,7 @@ def _inner_linears(work: ModelWork) -> list[Linear]:
 
 
 def _itemsize(work: ModelWork) -> int:
-    return max((op.activation_dtype.itemsize for op in _inner_linears(work)), default=_FLOAT32_BYTES)
+    return max((op.activation_dtype.itemsize for op in _inner_linears(work)), default=FLOAT32_BYTES)
 
 
 _CHUNK = 512
@@ -185,7 +179,7 @@ def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool)
     """
     cores = work.of_kind(AttentionCore)
     unfused = any(
-        core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < _FLOAT32_BYTES)
+        core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < FLOAT32_BYTES)
         for core in cores
     )
     return ExecutionPath(

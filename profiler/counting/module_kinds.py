@@ -126,12 +126,8 @@ def is_router(module: nn.Module) -> bool:
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module is routed experts: one bank of 3-D weights, or a list of MLPs (`PackedExpert`)."""
     if isinstance(module, nn.ModuleList):
-        first = next(iter(module), None)
-        return (
-            first is not None
-            and "expert" in type(first).__name__.lower()
-            and any(formats.is_linear(part) for part in first.modules())
-        )
+        first = next(iter(module), nn.Identity())
+        return "expert" in type(first).__name__.lower() and any(map(formats.is_linear, first.modules()))
     has_bank = bool(expert_banks(module)) or formats.triton_mxfp4_matrices(module) is not None
     return "expert" in type(module).__name__.lower() and has_bank
 
@@ -158,19 +154,19 @@ def row_elements(experts: nn.Module, matrices: Sequence[tuple[int, int]], dtype:
     """Return the elements that experts have in memory at their peak, per token and expert that runs on it.
 
     transformers (5.23, integrations/moe.py, `grouped_mm_experts_forward`) keeps the input while it makes the first
-    product, its gate and the gated product; biases and clamps add copies. Later it keeps the input, the result, and
-    the weighted result in two orders: in float32 if the router's weights are. MXFP4's kernel gates its own product.
+    result, its gate and the gated result; biases and clamps add copies. Later it keeps the input, the output, and
+    the weighted output in two orders: in float32 if the router's weights are. MXFP4's kernel gates its own result.
     """
     hidden, outputs = matrices[0][0], sum(outs for _, outs in matrices)
-    matmuls = outputs - hidden if len(matrices) > 1 else outputs
+    inner = outputs - hidden if len(matrices) > 1 else outputs
     if formats.triton_mxfp4_matrices(experts) or any(bank.dim() == 4 for bank in expert_banks(experts).values()):
-        return matmuls // 2 + hidden
+        return inner // 2 + hidden
     gate = getattr(type(experts), "_apply_gate", None)
     is_plain = gate is None or gate.__qualname__ in ("_default_apply_gate", "FP8Experts._apply_gate")
     clamps = not is_plain or first_of(experts, "limit", "swiglu_limit") is not None
     copies = (5 if clamps else 2) + (2 if hasattr(experts, "gate_up_proj_bias") else 0)
     weighted = 1 if dtype.itemsize == 4 or _ROUTES_IN_16_BITS.search(type(experts).__name__) else 2
-    return max(hidden + matmuls + copies * matmuls // 2, 2 * (1 + weighted) * hidden)
+    return max(hidden + inner + copies * inner // 2, 2 * (1 + weighted) * hidden)
 
 
 def gathers(experts: nn.Module) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler.data.links import CollectiveKind, bus_share
 from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
-from profiler.facts.step import Count, ExecutionPath, Step, StoredWeight, Work, plain_number
+from profiler.facts.step import FLOAT32_BYTES, Count, ExecutionPath, Step, StoredWeight, Work, plain_number
 from profiler.grid.cells import CellKey
 from profiler.grid.ragged import Batch
 
@@ -24,8 +24,6 @@ OperatorGroup = Literal[
     "attention_proj", "attention", "mlp", "experts", "norm", "lm_head", "embedding", "state_proj", "state",
     "collective", "other",
 ]  # fmt: skip
-
-_FLOAT32_BYTES = 4
 
 Rows = Literal["tokens", "last", "context", "routed"]
 """The rows of a linear's input: every token, the positions with requested logits, every cached and new token (a latent
@@ -107,7 +105,7 @@ class Linear(Operator):
             logits = rows * w.out_features * itemsize
             redundant_bytes[cause] = outputs - logits
             if path.upcasts_logits:
-                redundant_bytes[Cause.UPCAST_LOGITS] = rows * w.out_features * (itemsize + 2 * _FLOAT32_BYTES)
+                redundant_bytes[Cause.UPCAST_LOGITS] = rows * w.out_features * (itemsize + 2 * FLOAT32_BYTES)
         return Work(
             model_flops=rows * flops_per_row,
             vector_flops=rows * w.out_features if w.bias_bytes else 0,
@@ -150,10 +148,6 @@ class Experts(Operator):
     """Whether it runs one expert after the other, instead of all in one matmul."""
     gathers: bool = False
     """Whether a decode step copies their weights where the path `gathers_experts`."""
-
-    def __post_init__(self) -> None:
-        if self.per_token > self.num_experts:
-            raise ValueError(f"{self.name}: a token cannot use {self.per_token} of {self.num_experts} experts")
 
     @property
     def rows_per_token(self) -> int:
@@ -394,7 +388,6 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
         model_flops=flops,
         vector_flops=total(useful.vector_flops),
         weight_bytes=weights.weight_bytes,
-        state_bytes=padded.state_bytes,
         kv_read_bytes=read_bytes,
         kv_write_bytes=write_bytes,
         embedding_bytes=total(useful.embedding_bytes),

@@ -20,10 +20,8 @@ def read_again(step: Step, shared: Any, unchosen: Any = 0) -> Any:
 def causal_pairs(query: Count, context: Count, window: int | None = None, *, rate: int = 1) -> Any:
     """Return the (query, key) pairs per sequence of causal attention: a query sees the cache, its past and itself.
 
-    The sum over i = 1..query of min((context + i) // rate, window); a key stands for `rate` tokens. Raises ValueError.
+    The sum over i = 1..query of min((context + i) // rate, window); a key stands for `rate` tokens.
     """
-    if window is not None and window < 1:
-        raise ValueError(f"a sliding window must have at least 1 key, not {window}")
 
     def up_to(tokens: Any) -> Any:
         limit = tokens if window is None else np.minimum(tokens, window * rate)

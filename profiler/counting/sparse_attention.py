@@ -10,9 +10,7 @@ import numpy as np
 from profiler.counting.operators import Operator, OperatorGroup
 from profiler.counting.pairs import causal_pairs, read_again
 from profiler.facts.operators import Cause
-from profiler.facts.step import Count, ExecutionPath, Step, Work
-
-_FLOAT32_BYTES = 4
+from profiler.facts.step import FLOAT32_BYTES, Count, ExecutionPath, Step, Work
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Indexer(Operator):
     def scratch_bytes(self, step: Step) -> Any:
         """Return the peak bytes of the scores of one layer, and of their copy from ReLU or scale, in float32."""
         queries = step.batch if self._by_query else step.tokens
-        return 2 * _FLOAT32_BYTES * queries * self.heads * ((step.context + step.query) // self.rate)
+        return 2 * FLOAT32_BYTES * queries * self.heads * ((step.context + step.query) // self.rate)
 
     def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         return (tokens - shared) * (self.kept_elements * self.itemsize)

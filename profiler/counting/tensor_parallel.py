@@ -72,8 +72,7 @@ def check_ranks(model: Any, ranks: int) -> None:
         )
     if not _plan(model):
         raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one GPU.")
-    for _, module in _split_attentions(model):
-        query, kv, _ = attention_heads(module, model.config.get_text_config())
+    for _, module, query, kv in _split_attentions(model):
         latent = hasattr(module, "kv_b_proj")
         # Copies of KV heads need separate projections of K and V.
         can_copy = ranks % kv == 0 and all(hasattr(module, leaf) for leaf in _KV_PROJECTIONS)
@@ -86,11 +85,9 @@ def check_ranks(model: Any, ranks: int) -> None:
 
 def replicated_kv_heads(model: Any, ranks: int) -> int:
     """Return the KV heads that ranks copy, if there are more ranks, else 0; call it before `keep_share`."""
-    for _, module in _split_attentions(model):
-        kv = attention_heads(module, model.config.get_text_config())[1]
-        if not hasattr(module, "kv_b_proj"):
-            return kv if ranks > kv else 0
-    return 0
+    own = (kv for _, module, _, kv in _split_attentions(model) if not hasattr(module, "kv_b_proj"))
+    kv = next(own, ranks)
+    return kv if ranks > kv else 0
 
 
 def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
@@ -100,8 +97,7 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
     """
     plan = _plan(model)
     heads: dict[str, int] = {}
-    for name, module in _split_attentions(model):
-        query, kv, _ = attention_heads(module, model.config.get_text_config())
+    for name, module, query, kv in _split_attentions(model):
         heads |= {f"{name}.{leaf}": kv for leaf in _KV_PROJECTIONS}
         module.num_heads = query // ranks
         module.num_key_value_heads = max(1, kv // ranks)
@@ -143,13 +139,14 @@ def _plan(model: Any) -> dict[str, str]:
     return dict(getattr(model, "tp_plan", None) or {})
 
 
-def _split_attentions(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield attention, by name, of which a projection stays sharded, so that each rank computes a part of the heads."""
+def _split_attentions(model: Any) -> Iterator[tuple[str, Any, int, int]]:
+    """Yield attention of which each rank computes a part, as (name, module, query heads, KV heads)."""
     plan = _plan(model)
     for name, module in model.named_modules():
         inner = (collapse_numbers(f"{name}.{part}") for part, _ in module.named_modules())
-        if is_attention(module) and any(plan.get(part) == "colwise" for part in inner):
-            yield name, module
+        if is_attention(module) and any(plan.get(part) == "colwise" for part in inner):  # a projection stays sharded
+            query, kv, _ = attention_heads(module, model.config.get_text_config())
+            yield name, module, query, kv
 
 
 def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:

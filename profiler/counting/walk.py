@@ -29,9 +29,10 @@ from profiler.counting.operators import (
 )
 from profiler.counting.sparse_attention import Compressor, Indexer
 from profiler.errors import ModelError
-from profiler.facts.step import StoredWeight
+from profiler.facts.step import FLOAT32_BYTES, StoredWeight
 from profiler.loading.cache_argument import keeps_last_logits
 from profiler.quant import storage as formats
+from profiler.quant.checkpoints import MX_BLOCK
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -45,8 +46,6 @@ _ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
-_FLOAT32_BYTES = 4
-_MX_BLOCK = 32  # OCP Microscaling Formats v1.0, 5.1
 _NORM_FLOPS_PER_ELEMENT = 4
 
 
@@ -253,7 +252,7 @@ class _Visitor:
             # transformers keeps a whole kernel of a padded convolution; others get only what they lack.
             state_inputs=kernel if module.padding[0] else (kernel - 1) * module.dilation[0],
             weight_bytes=sum(p.numel() * p.element_size() for p in module.parameters()),
-            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.dtype.itemsize,
+            itemsize=FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.dtype.itemsize,
         )
 
     def _state(self, short: str, module: Any) -> RecurrentState | None:
@@ -291,7 +290,7 @@ class _Visitor:
             dtype=self.dtype,
             state_elements=elements,
             flops_per_element=5 if decays or in_model_dtype else 7,
-            itemsize=self.dtype.itemsize if in_model_dtype else _FLOAT32_BYTES,
+            itemsize=self.dtype.itemsize if in_model_dtype else FLOAT32_BYTES,
         )
 
     def _indexer(self, short: str, module: Any) -> Indexer:
@@ -305,7 +304,7 @@ class _Visitor:
             dtype=self.dtype,
             heads=heads,
             head_dim=width,
-            itemsize=_FLOAT32_BYTES if kinds.computes_in_float32(module) else self.dtype.itemsize,
+            itemsize=FLOAT32_BYTES if kinds.computes_in_float32(module) else self.dtype.itemsize,
             rate=int(pooled or kinds.first_of(module, "compress_ratio", "compress_rate") or 1),
             weighted=hasattr(module, "weights_proj"),
             kept_elements=0 if kinds.compresses(module) else kept,
@@ -380,7 +379,7 @@ class _Visitor:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
             weights = sum(ins * outs for ins, outs in matrices)
-            expert_bytes = weights // 2 + weights // _MX_BLOCK  # 4 bits per weight, and a scale byte per block
+            expert_bytes = weights // 2 + weights // MX_BLOCK  # 4 bits per weight, and a scale byte per block
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
         elif banks:
             # LongCat's router also chooses among experts that do nothing, for which one bank has unused rows.
@@ -492,7 +491,6 @@ class _Visitor:
             kv_heads = query_heads
         elif kinds.first_of(module, "compressor") is not None:
             kv_heads, latent = 1, head_dim  # the one key is also the value, in a cache of its own
-        top_k = self._top_k(short, module)
         core = AttentionCore(
             name=f"{short}.core",
             dtype=self.dtype,
@@ -504,7 +502,7 @@ class _Visitor:
             chunked=kinds.layer_type(config, module) == "chunked_attention",
             caches_all=kinds.is_local(module),
             latent_dim=latent,
-            top_k=top_k,
+            top_k=self._top_k(short, module),
             keeps=kinds.keeps_cache(self.model, self.config, module),
         )
         return LatentCore(**vars(core), expanded_dim=expanded) if expanded else core

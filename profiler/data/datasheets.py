@@ -24,13 +24,10 @@ _COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "rad
 # Of a Mac with little memory its GPU may take less (`usable_source` of gpus.csv).
 _LITTLE_GIB, _SHARE_OF_LITTLE = 32, 2 / 3
 
-
 Known = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
 """A number, or None for an empty cell."""
 
-
 _Listed = BeforeValidator(lambda cell: [part for part in cell.split(";") if part])
-
 
 Flag = Annotated[bool, BeforeValidator(lambda cell: cell == "true")]
 """Whether a cell says `true`."""

@@ -14,7 +14,6 @@ EngineKind = Literal["eager", "compiled", "llama.cpp"]
 """eager: transformers without changes; compiled: engines that compile, capture or fuse (vLLM, SGLang, gpt-fast,
 torchao, TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
 
-
 MIXTURE = "mixture"
 """The form of mixtures of experts, whose figures are few and thus pooled over formats."""
 _CACHE_BYTES = 2

@@ -110,34 +110,27 @@ def time_calls(
     return [seconds / group for seconds in clock.seconds(marks)]
 
 
-def time_in_turn(
-    calls: Sequence[Callable[[], object]],
-    clock: Clock,
-    rounds: int,
-    *,
-    drop_first: bool = False,
-    flush: Callable[[], object] | None = None,
-) -> list[list[float]]:
-    """Return the seconds of each call in `rounds` rounds, in turns on an idle device, each right after a `flush`."""
+def time_apart(
+    call: Callable[[], object], clock: Clock, repeats: int, *, flush: Callable[[], object] | None = None
+) -> list[float]:
+    """Return the seconds of each of `repeats` calls, on an idle device and right after a `flush`."""
     marks = []
-    for _ in range(rounds + drop_first):
-        for call in calls:
-            clock.synchronize()
-            if flush is not None:
-                flush()
-            marks.append(clock.mark())
-            call()
-            marks.append(clock.mark())
+    for _ in range(repeats):
+        clock.synchronize()
+        if flush is not None:
+            flush()
+        marks.append(clock.mark())
+        call()
+        marks.append(clock.mark())
     clock.synchronize()
-    seconds = clock.seconds(marks)[::2]
-    return [seconds[drop_first * len(calls) + place :: len(calls)] for place in range(len(calls))]
+    return clock.seconds(marks)[::2]
 
 
 def first_and_second_s(
     clock: Clock, attention: Callable[[int], Callable[[], object]], lengths: Iterable[int]
 ) -> tuple[float, float]:
     """Return the median seconds of first and second calls at each length but the first, which loads the kernel."""
-    _, *pairs = [time_in_turn([attention(length)], clock, 2)[0] for length in lengths]
+    _, *pairs = [time_apart(attention(length), clock, 2) for length in lengths]
     first_s, second_s = zip(*pairs, strict=True)
     return statistics.median(first_s), statistics.median(second_s)
 

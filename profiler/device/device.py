@@ -74,11 +74,6 @@ class Device:
         return "float16" if self.kind == "cuda" and self.capability < (8, 0) else "bfloat16"
 
     @property
-    def hides_overhead(self) -> bool:
-        """Whether the host can run ahead of the device, which then hides overhead."""
-        return self.kind == "cuda"
-
-    @property
     def host_threads(self) -> int:
         """The host threads that it needs: all of a CPU's, one to launch a GPU's steps."""
         return self.threads if self.kind == "cpu" else 1

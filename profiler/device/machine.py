@@ -142,12 +142,10 @@ class CudaMachine(Machine):
 
     captures = True
 
-    def __init__(
-        self, device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, *, source: TelemetrySource | None = None) -> None:
         import torch
 
-        super().__init__(device, clock=clock, source=source)
+        super().__init__(device, source=source)
         self._cuda = torch.cuda
         # Streams, graphs and new tensors go to the current card, even if the model is on another.
         torch.cuda.set_device(device)
@@ -325,10 +323,9 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def machine_for(device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None) -> Machine:
+def machine_for(device: torch.device, *, source: TelemetrySource | None = None) -> Machine:
     """Return the `Machine` of a device; on CUDA the device becomes torch's current one."""
-    kind = CudaMachine if device.type == "cuda" else Machine
-    return kind(device, clock=clock, source=source)
+    return CudaMachine(device, source=source) if device.type == "cuda" else Machine(device, source=source)
 
 
 @contextlib.contextmanager

@@ -37,10 +37,8 @@ class TelemetrySource:
     failures: Mapping[str, str] = MappingProxyType({})
     """The error of each quantity that failed unexpectedly, by name; not of those that the device lacks."""
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Names of the quantities that this source cannot read."""
-        return ()
+    missing: tuple[str, ...] = ()
+    """Names of the quantities that this source cannot read."""
 
     def read(self) -> Reading:
         """Take one reading; never raises."""
@@ -62,7 +60,6 @@ class TelemetrySource:
 _NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions")
 """NVML's errors for a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
 
-
 _LEAST_COUNTED_S, _QUIET_S = 0.5, 0.15
 """The shortest interval that counters describe, and how long the GPU idles at both its ends: a sample is up to 0.1 s
 old. An H100's said 38 % of a matmul that kept it busy for 0.1 s."""
@@ -73,15 +70,10 @@ class NvmlSource(TelemetrySource):
 
     def __init__(self, uuid: str, nvml: Any) -> None:
         self._nvml = nvml
-        self._missing: dict[str, None] = {}
         self.failures: dict[str, str] = {}
         nvml.nvmlInit()
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         self._counted: tuple[float, Any] | None = None
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        return tuple(self._missing)
 
     def read(self) -> Reading:
         nvml, handle = self._nvml, self._handle
@@ -141,18 +133,16 @@ class NvmlSource(TelemetrySource):
                 return None
             time.sleep(_QUIET_S)
             sample = nvml.nvmlGpmSampleGet(self._handle, nvml.nvmlGpmSampleAlloc())
+            before, self._counted = self._counted, (now_s(), sample)
+            if before is None:
+                return None
+            try:
+                percents = 100 * (busy_s or 1.0) / (self._counted[0] - before[0])
+                return HardwareCounters(*(value / percents for value in _gpm_values(nvml, before[1], sample)))
+            finally:
+                nvml.nvmlGpmSampleFree(before[1])
         except Exception:  # older cards, drivers and libraries have none, and a user may lack the right to them
             return None
-        before, self._counted = self._counted, (now_s(), sample)
-        if before is None:
-            return None
-        try:
-            percents = 100 * (busy_s or 1.0) / (self._counted[0] - before[0])
-            return HardwareCounters(*(value / percents for value in _gpm_values(nvml, before[1], sample)))
-        except Exception:
-            return None
-        finally:
-            nvml.nvmlGpmSampleFree(before[1])
 
     def _ask(self, name: str, *questions: Callable[[], Any]) -> Any:
         """The first answer; without one None, and the name becomes one of the missing."""
@@ -163,7 +153,8 @@ class NvmlSource(TelemetrySource):
                 # An older nvidia-ml-py lacks the newer names.
                 if not isinstance(error, AttributeError) and not str(error).startswith(_NOT_OFFERED):
                     self.failures.setdefault(name, describe_error(error))
-        self._missing[name] = None
+        if name not in self.missing:
+            self.missing += (name,)
         return None
 
 
@@ -190,10 +181,7 @@ class HostSource(TelemetrySource):
         self._helper_pids = helper_pids
         self._load = ForeignLoad(helper_pids)
         self._rapl = Rapl()
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        return () if self.energy_j() is not None else ("energy",)
+        self.missing = () if self.energy_j() is not None else ("energy",)
 
     def read(self) -> Reading:
         busy_cores = self._load.cores()
@@ -281,16 +269,13 @@ class Watch:
 
     def look(self, at_unix_s: float) -> None:
         """Take one reading now, dated `at_unix_s`: a short event may end between two readings of the thread."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # a failing source must not end the run
             self.readings.append(replace(self.source.read(), at_unix_s=at_unix_s))
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
             start = now_s()
-            try:
-                self.readings.append(replace(self.source.read(), at_unix_s=time.time()))
-            except Exception:
-                return  # a failing source must not end the run; the readings so far remain
+            self.look(time.time())
             self.cost_s += now_s() - start
 
 

@@ -34,16 +34,15 @@ class Engine(Protocol):
     eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
     """Phases in which the overhead model has the overhead of the model; compiled code would differ."""
     replays_as_graph: ClassVar[bool] = False
-    """Whether a decode step is one launch of a captured graph. It needs a device that captures, and a model without a
-    sliding window that the host moves."""
+    """Whether a decode step is one launch of a captured graph, which no sliding window that the host moves allows."""
     keeps_cache: ClassVar[bool] = False
     """Whether the cache of a shape is emptied and reused between prefills, instead of newly created."""
     pads: ClassVar[bool] = False
     """Whether prompts of unequal lengths are padded to the longest, with a mask."""
     whole_calls: ClassVar[bool] = False
     """Whether a cell is timed by `call`, which runs the prompt and all steps."""
-    taxes: ClassVar[bool] = False
-    """Whether such a call runs the same steps as roofscope's loop, so that its overhead can be measured."""
+    calls_generate: ClassVar[bool] = False
+    """Whether `call` is transformers' `generate`, whose overhead over the same steps in a loop can be measured."""
     keeps_last_logits: bool
     """Whether the LM head of a prefill runs only on the last position."""
     kept_bytes: int = 0

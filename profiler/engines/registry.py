@@ -48,10 +48,9 @@ def _installed_backend(config: Any) -> str:
     for backend, stored in CACHE_FORMATS.items():
         try:
             quantized_cache(config, stored)
+            return backend
         except RequestError as error:
             errors.append(error)
-        else:
-            return backend
     raise errors[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -117,8 +117,9 @@ class CompileEngine(StaticEngine):
         torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
         mode = "reduce-overhead" if machine.captures else None
         self._compiled: Callable[..., torch.Tensor] = torch.compile(self._token, dynamic=False, mode=mode)
-        # The host counts the position of a moving window; that number must be neither compiled in nor captured.
-        self._compiled_moving: Callable[..., torch.Tensor] = torch.compile(self._token_moving)
+        # The host counts the position of a moving window; that number must be neither compiled in nor captured. The
+        # step has a function of its own there, since torch caches compiled code by function.
+        self._compiled_moving: Callable[..., torch.Tensor] = torch.compile(lambda *step: self._token(*step))
         self._caches: dict[tuple[int, int], Any] = {}
         """By shape, the latest last."""
         self._prepared = 0
@@ -168,8 +169,7 @@ class CompileEngine(StaticEngine):
         return DecodeState(state.cache, token_B1.clone())
 
     def _never_uncompiled(self) -> AbstractContextManager[None]:
-        """A context in which all shapes may be compiled; beyond it torch raises, and does not run the step
-        uncompiled."""
+        """A context in which all shapes may be compiled; beyond it torch raises instead of running uncompiled."""
         config: Any = torch._dynamo.config
         limit = max(config.recompile_limit, 8 + 2 * self._prepared)
         patch: AbstractContextManager[None] = config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit)
@@ -182,10 +182,6 @@ class CompileEngine(StaticEngine):
 
     def _token(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
         return greedy_token(self._model(input_ids=token_B1, use_cache=True, **{self._cache_name: cache}))
-
-    def _token_moving(self, token_B1: torch.Tensor, cache: Any) -> torch.Tensor:  # noqa: N803
-        """The same step under a separate name, since torch caches compiled code by function."""
-        return self._token(token_B1, cache)
 
 
 def _graph_skips() -> int:
@@ -284,7 +280,7 @@ class GenerateEngine(EagerEngine):
     name = "generate"
     hookable = False
     whole_calls = True
-    taxes = True
+    calls_generate = True
 
     def call(
         self,
@@ -353,10 +349,7 @@ class PaddedEngine(EagerEngine):
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> PaddedState:  # noqa: N803
         mask_BS = self._mask(*ids_BS.shape)  # noqa: N806
         position_BS = (mask_BS.cumsum(-1) - 1).clamp(min=0)  # noqa: N806
-        output = self._model(
-            input_ids=ids_BS, attention_mask=mask_BS, use_cache=True, **self._at(position_BS), **self._prefill_options
-        )
-        return PaddedState(cache_of(output), greedy_token(output), mask_BS, position_BS[:, -1:])
+        return self._step(ids_BS, mask_BS, position_BS, self._prefill_options)
 
     def fill(self, batch: int, context: int, slots: int) -> PaddedState:
         state = super().fill(batch, 1, slots)
@@ -368,18 +361,14 @@ class PaddedEngine(EagerEngine):
     def decode(self, state: DecodeState) -> PaddedState:
         assert isinstance(state, PaddedState)
         mask_BS = torch.cat([state.mask_BS, state.mask_BS.new_ones(state.mask_BS.shape[0], 1)], dim=1)  # noqa: N806
-        position_B1 = state.position_B1 + 1  # noqa: N806
-        output = self._model(
-            input_ids=state.token_B1,
-            attention_mask=mask_BS,
-            use_cache=True,
-            **{self._cache_name: state.cache},
-            **self._at(position_B1),
-        )
-        return PaddedState(cache_of(output), greedy_token(output), mask_BS, position_B1)
+        return self._step(state.token_B1, mask_BS, state.position_B1 + 1, {self._cache_name: state.cache})
 
-    def _at(self, positions: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"position_ids": positions} if self._takes_positions else {}
+    def _step(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, options: Mapping[str, Any]
+    ) -> PaddedState:
+        at = {"position_ids": positions} if self._takes_positions else {}
+        output = self._model(input_ids=ids, attention_mask=mask, use_cache=True, **options, **at)
+        return PaddedState(cache_of(output), greedy_token(output), mask, positions[:, -1:])
 
     def _mask(self, batch: int, tokens: int) -> torch.Tensor:
         """1 where a prompt of [batch, tokens] has a token, 0 where it is padded."""

@@ -21,10 +21,7 @@ MOST_BYTES = 1_000_000
 
 
 def explore_page(document: ExploreDocument) -> str:
-    """Return the page of a model. Its policy allows its own style and script, and no connection.
-
-    Raises RequestError for a page of more than MOST_BYTES.
-    """
+    """Return the page of a model, which allows no connection. Raises RequestError for one of more than MOST_BYTES."""
     script = (_FOLDER / "explore.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     content = json.dumps(asdict(document), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

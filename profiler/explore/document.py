@@ -46,8 +46,7 @@ class StepColumns:
     floor_s: Sequence[int]
     """For each GPU; without a value where the step does not fit."""
     limits: Sequence[str]
-    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` if it does not
-    fit."""
+    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` for no fit."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,7 @@ class ExploreDocument:
 
 
 def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Sequence[str] = ()) -> ExploreDocument:
-    """Return the numbers of a model on some GPUs, in some formats; without `quants`, in all that count this model.
-
-    Raises RequestError or ModelError.
-    """
+    """Return the numbers of a model, by default in all formats that count it. Raises RequestError or ModelError."""
     source, ceilings = resolve(model), [ceilings_called(name) for name in gpus]
     counted: dict[str, CountedModel] = {}
     for quant in map(known_quant, quants or FORMATS):
@@ -117,8 +113,6 @@ def _gpu(ceilings: CeilingSet, dtype: str) -> Gpu:
 
 
 class _Columns(dict[str, int]):
-    """Columns as texts, each once, with its place."""
-
     def place(self, values: NDArray[np.float64], shown: NDArray[np.bool_]) -> int:
         """Return the place of a column, whose values are left out where they are not `shown`."""
         cells = (
@@ -134,7 +128,7 @@ def _format(grid: GridCount, columns: _Columns) -> FormatColumns:
         grid.quant,
         grid.weight_bytes,
         columns.place(grid.cache_bytes[~prefill], every),
-        [columns.place(_all(gpu.need.peak_bytes, grid)[~prefill], every) for gpu in grid.gpus],
+        [columns.place(np.broadcast_to(gpu.need.peak_bytes, len(grid))[~prefill], every) for gpu in grid.gpus],
         _step(grid, prefill, columns),
         _step(grid, ~prefill, columns),
     )
@@ -154,7 +148,3 @@ def _step(grid: GridCount, phase: NDArray[np.bool_], columns: _Columns) -> StepC
 def _letters(gpu: GpuFloors, phase: NDArray[np.bool_]) -> Iterable[str]:
     for bound, fits, tight in zip(gpu.bound[phase], gpu.fits[phase], gpu.tight[phase], strict=True):
         yield "-" if not fits else bound[0].upper() if tight else bound[0]
-
-
-def _all(values: NDArray[np.float64], grid: GridCount) -> NDArray[np.float64]:
-    return np.broadcast_to(values, len(grid))

@@ -34,7 +34,7 @@ const LIMITS = { m: "memory", c: "compute", M: "memory, close", C: "compute, clo
 const plain = value => value >= 100 ? Math.round(value).toString() : value.toPrecision(3);
 function scaled(value, unit) {
   if (value === null) return "-";
-  const prefixes = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "u"], [0, "n"]];
+  const prefixes = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [0, "n"]];
   const [size, prefix] = prefixes.find(([size]) => value >= 0.9995 * size);
   return `${plain(value / (size || 1e-9))} ${prefix}${unit}`;
 }

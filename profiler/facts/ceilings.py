@@ -164,8 +164,7 @@ class Ceilings(Fact, kind="roofs"):
     stream_bytes: int
     """Size of the streamed buffers."""
     beyond_cache: bool
-    """Whether no cache served the buffers: they are at least four times the reported last-level caches, or their
-    bandwidth showed it."""
+    """Whether no cache served the buffers, by their size (four times the reported caches) or by their bandwidth."""
     curve: tuple[CurvePoint, ...] = ()
     """Read bandwidth by buffer size, up to the streamed buffers; caches show as steps."""
     launch: Mapping[str, float] = field(default_factory=dict)
@@ -177,7 +176,7 @@ class Ceilings(Fact, kind="roofs"):
     collective: Link | None = None
     """The link between the ranks that share the model; None with one device."""
     host: HostPace | None = None
-    """Overhead speed of the host; None if not measured."""
+    """Speed of a host core at launching kernels; None if not measured."""
     measured_s: float = 0.0
     """Seconds that the measurement took."""
     measured_at_unix_s: float = 0.0
@@ -280,8 +279,8 @@ class Ceilings(Fact, kind="roofs"):
         A ceiling that was not measured is the peak of `sheet`, if the card has one, or left out.
         """
         streams = {name: ceiling for name, ceiling in self.memory.items() if not name.startswith(GEMV)}
-        matmul = self.memory.get(f"{GEMV} {model_dtype}")
-        memory = {**streams, **({GEMV: matmul} if matmul else {})}
+        gemv = self.memory.get(f"{GEMV} {model_dtype}")
+        memory = {**streams, **({GEMV: gemv} if gemv else {})}
         compute = {name: self.compute[name] for name in dtypes if name in self.compute}
         if sheet is not None:
             peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes if name not in compute}
@@ -334,16 +333,15 @@ def machine_times(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> li
     A GPU's matmuls are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
     out.
     """
+    memory = [each.memory for each in drift_readings]
+    if not on_gpu:
+        return [memory, [each.compute for each in drift_readings]]
     cycles = [each.compute * each.clock_hz for each in drift_readings if each.clock_hz]
-    compute, memory = (
-        cycles if on_gpu else [each.compute for each in drift_readings],
-        [each.memory for each in drift_readings],
-    )
-    return [memory, compute] if len(compute) == len(drift_readings) else [memory]
+    return [memory, cycles] if len(cycles) == len(memory) else [memory]
 
 
 def drift(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> float:
-    """Return the change of the machine from the first half of its probe's readings to the second, as a share.
+    """Return the change of the machine's speed from the first half of the readings to the second, as a share.
 
     Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts.
     """

@@ -9,14 +9,7 @@ from profiler.grid.cells import Cell, CellKey, Phase
 
 if TYPE_CHECKING:
     from profiler.facts.ceilings import CeilingsRemeasured, DriftReading
-    from profiler.facts.measurements import (
-        Activity,
-        ForecastTime,
-        GenerateSteps,
-        HookedStep,
-        Replay,
-        Trial,
-    )
+    from profiler.facts.measurements import Activity, ForecastTime, GenerateSteps, HookedStep, Replay, Trial
     from profiler.facts.overhead import Overhead
     from profiler.facts.repetitions import Gap, Repetition
     from profiler.facts.telemetry import Reading

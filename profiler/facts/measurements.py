@@ -226,10 +226,6 @@ class DraftFloor:
     drafting_s: float
     """The steps of the draft model that make them; 0 without one."""
 
-    def speedup(self, tokens_per_step: float) -> float:
-        """Return how many times faster decode is with drafts that give so many tokens per step, at these ceilings."""
-        return tokens_per_step * self.one_token_s / (self.verifying_s + self.drafting_s)
-
 
 @dataclass(frozen=True)
 class Drafting(Fact, kind="drafting"):

@@ -13,7 +13,6 @@ Amount = int | float
 NO_AMOUNTS: Mapping[Cause, Amount] = {}
 """The redundant work of most operators; one shared object, since a large run has hundreds of thousands."""
 
-
 _TILE = 128
 _ROW_BITS = 128
 
@@ -136,7 +135,7 @@ class Cause(StrEnum):
     """Counted in pages, not in bytes."""
     DEQUANTISATION = "dequantisation round trip"
     INT8_INPUTS = "int8 inputs"
-    INT32_MATMULS = "int32 matmuls"
+    INT32_RESULTS = "int32 results"
     OUTLIERS = "int8 outlier columns"
 
 

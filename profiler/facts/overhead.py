@@ -34,8 +34,7 @@ class OverheadSamples(Fact, kind="dispatch"):
     alone_s: tuple[float, ...]
     """Steps of the overhead model in isolation."""
     among_s: tuple[float, ...] = ()
-    """Steps with the model's linears between the overhead model's operators, without the linears' time; empty if not
-    measured."""
+    """Steps with the model's linears between its operators, without the linears' time; empty if not measured."""
     bare_s: tuple[float, ...] = ()
     """All calls of the overhead model's linears, between those of the model."""
     cores: tuple[Calls, ...] = ()
@@ -65,8 +64,7 @@ class Overhead:
     waits: bool = False
     """Whether the host waits for the device within the step, so that less of the overhead is hidden."""
     disturbed_s: float = 0.0
-    """Seconds of the overhead model's step if whole steps of the model were faster, which bound `step_s`; 0
-    otherwise."""
+    """Seconds of the overhead model's step if faster steps of the model bound `step_s`; 0 otherwise."""
     least_s: float = 0.0
     """The fastest of the overhead model's steps, on a host that runs ahead of its device."""
 
@@ -106,8 +104,7 @@ def _fastest_step(
     repetitions: Mapping[Cell, Sequence[Repetition]],
     key: tuple[str, Phase, int],
 ) -> LowerQuartile | None:
-    """The undisturbed time of the fastest repetition of an engine and phase, with more overhead added; None without
-    repetitions.
+    """The undisturbed time of the fastest repetition, with the overhead that only a larger batch has; else None.
 
     A median is no lower bound: half of the steps of its own repetition are faster, and so are other repetitions.
     """
@@ -124,9 +121,7 @@ def _fastest_step(
     return min(found, key=lambda item: item.quartile_s, default=None)
 
 
-def overhead_seconds(
-    overhead: Mapping[tuple[str, Phase, int], Overhead],
-) -> dict[str, dict[Phase, dict[int, float]]]:
+def overhead_seconds(overhead: Mapping[tuple[str, Phase, int], Overhead]) -> dict[str, dict[Phase, dict[int, float]]]:
     """Return the seconds to launch a step: engine -> phase -> batch size -> seconds."""
     seconds: dict[str, dict[Phase, dict[int, float]]] = {}
     for (engine, phase, batch), step in overhead.items():

@@ -17,7 +17,7 @@ Status = Literal["ok", "oom", "skipped", "failed", "forecast"]
 
 @dataclass(frozen=True, slots=True)
 class Repetition(Fact, kind="visit"):
-    """One sample of one cell: a measured prefill and the decode loop after it."""
+    """One measurement of a cell: a prefill and the decode loop after it."""
 
     cell: Cell
     round: int
@@ -92,15 +92,10 @@ class Gap(Fact, kind="gap", into="gaps"):
 
 
 def foreign_cores(repetitions: Sequence[Repetition]) -> float | None:
-    """Return the mean number of cores that others kept busy during the repetitions; None if no repetition measured
-    it."""
-    watched = [repetition for repetition in repetitions if repetition.foreign_cores is not None]
-    total_s = sum(repetition.wall_s for repetition in watched)
-    return (
-        sum((repetition.foreign_cores or 0.0) * repetition.wall_s for repetition in watched) / total_s
-        if total_s
-        else None
-    )
+    """Return the mean number of cores that others kept busy during the repetitions; None if none measured it."""
+    watched = [(each.foreign_cores, each.wall_s) for each in repetitions if each.foreign_cores is not None]
+    total_s = sum(wall_s for _, wall_s in watched)
+    return sum(cores * wall_s for cores, wall_s in watched) / total_s if total_s else None
 
 
 def repetition_spreads(
@@ -140,9 +135,7 @@ def first_use_s(repetitions: Sequence[Repetition]) -> float | None:
 
 def median_issue_s(repetitions: Sequence[Repetition]) -> float | None:
     """Return the median seconds until the host has submitted a decode step; None if not measured."""
-    issued = [
-        repetition.issue_s / len(repetition.decode_s) for repetition in repetitions if repetition.issue_s is not None
-    ]
+    issued = [each.issue_s / len(each.decode_s) for each in repetitions if each.issue_s is not None]
     return statistics.median(issued) if issued else None
 
 

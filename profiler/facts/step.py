@@ -16,7 +16,7 @@ from profiler.grid.cells import CellKey
 if TYPE_CHECKING:
     import torch
 
-_FLOAT32_BYTES = 4
+FLOAT32_BYTES = 4
 _FLOAT16_BYTES = 2
 _INT32_BYTES = 4
 
@@ -113,11 +113,6 @@ class ExecutionPath:
     """True if decode steps copy the chosen experts' weights (`batched_mm`), as in transformers' `generate` on a GPU."""
     outlier_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns that LLM.int8() multiplies in 16 bits next to its int8 matmul, by operator; they depend on the data."""
-
-    @property
-    def fused(self) -> bool:
-        """Whether attention without a mask keeps its scores on chip."""
-        return self.attention != "eager" and self.kernel != UNFUSED_KERNEL
 
 
 @dataclass(frozen=True)
@@ -234,7 +229,7 @@ class StoredWeight:
         """Return the bytes that the kernel moves only to convert between formats, for `rows` tokens, by cause.
 
         A dense copy of a 4-bit weight is written and read back (`writes_dense_copy`). LLM.int8() casts its input to
-        float16, quantises it, and writes its product in int32 before scaling. Columns with outliers are extracted
+        float16, quantises it, and writes its result in int32 before scaling. Columns with outliers are extracted
         from the input and the weight (in int8, float32 and 16 bits), and their product is added to the output.
         Source: bitsandbytes 0.50, autograd/_functions.py, `MatMul8bitLt`; backends/default/ops.py,
         `int8_mixed_scaled_mm`.
@@ -247,10 +242,10 @@ class StoredWeight:
         cast = 0 if str(activations) == "torch.float16" else activations.itemsize + 2 * _FLOAT16_BYTES
         amounts: dict[Cause, Count] = {
             Cause.INT8_INPUTS: rows * self.in_features * (cast + 2),
-            Cause.INT32_MATMULS: rows * self.out_features * 2 * _INT32_BYTES,
+            Cause.INT32_RESULTS: rows * self.out_features * 2 * _INT32_BYTES,
         }
         if outlier_columns:
-            weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
+            weight_column = self.out_features * (2 + 1 + 2 * FLOAT32_BYTES + 2 * activations.itemsize)
             input_column = rows * 3 * activations.itemsize
             added = rows * self.out_features * 2 * activations.itemsize
             amounts[Cause.OUTLIERS] = outlier_columns * (weight_column + input_column) + added

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from profiler.counting.count import counted_module
-from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import EngineKind
@@ -20,9 +19,9 @@ from profiler.errors import RequestError, RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
+from profiler.forecast.datasheet_range import in_range
 from profiler.forecast.options import ForecastRequest
-from profiler.grid.cells import PHASES, CellKey, Grid, Phase
+from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.savings import trial_results
 from profiler.loading.config import config_from, load_config
@@ -30,10 +29,10 @@ from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
-from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
+from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
 from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.checkpoints import requested_form
+from profiler.quant.checkpoints import counted_config
 from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant
 from profiler.quant.stored_formats import quant_of, stored_format
 from profiler.store.document import RunDocument
@@ -47,16 +46,12 @@ class RunFacts:
 
     run: Run
     facts: Facts
-    work: ModelWork
-    paths: Paths
     engine: str
     trained: TrainedModel
-    max_positions: int | None = None
+    demanded: Callable[[StepArrays], OperatorArrays]
+    """Returns the work of the run's model in any steps."""
+    max_positions: int | None
     """The model's positions; None if its config does not say."""
-
-    def demanded(self, steps: StepArrays) -> OperatorArrays:
-        """The work of the run's model in any steps."""
-        return operator_arrays(self.work, steps, self.paths, self.facts.model.storage_bytes)
 
 
 def run_facts(folder: Path, engine: str = "") -> RunFacts:
@@ -79,13 +74,13 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     if not facts.ceilings.judges:
         raise RunError(f"{folder} has no ceiling of memory or of arithmetic: there is nothing to forecast under.")
 
-    def count(keys: Sequence[CellKey]) -> OperatorArrays:
-        return operator_arrays(work, StepArrays.of(keys), paths, facts.model.storage_bytes)
+    def demanded(steps: StepArrays) -> OperatorArrays:
+        return operator_arrays(work, steps, paths, facts.model.storage_bytes)
 
-    trained = train_on(facts, run.measured, count, chosen)
+    trained = train_on(facts, run.measured, lambda keys: demanded(StepArrays.of(keys)), chosen)
     if trained is None:
         raise RunError(f"{folder} has no cell with a number: there is nothing to forecast from.")
-    return RunFacts(run, facts, work, paths, chosen, trained, most_positions(module.config))
+    return RunFacts(run, facts, chosen, trained, demanded, most_positions(module.config))
 
 
 def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
@@ -101,8 +96,8 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
         return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
-# Multiples of the largest measured batch that are forecast by default.
 _LARGER_BATCHES = (2, 4)
+"""Multiples of the largest measured batch that are forecast by default."""
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
 _ONE_OUT = "each cell forecast from the others"
 _EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
@@ -122,8 +117,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
             f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
             " GPU."
         )
-    grid = _requested_grid(basis, request)
-    # New tokens that were not requested make no sequence too long.
+    grid = _grid_of(basis, request)
+    # A default number of new tokens makes no sequence too long.
     check_positions(basis.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
     if phase := too_few(trained, steps):
@@ -132,41 +127,40 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     if not np.isfinite(half_width).all():
         name = grid.keys[int(np.argmax(half_width))].name
         raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
-    forms = _forms(basis, request)
-    factor, off = _factors(basis, forms, steps)
+    changes = _changes(basis, request)
+    factor, off = _factors(basis, changes, steps)
     how = "from the time breakdown of its measured cells: ceilings, replayed kernels, overhead and the unexplained rest"
-    if forms:
-        how += f"; {' and '.join(forms)} as tried on a few layers"
+    if changes:
+        how += f"; {' and '.join(changes)} as tried on a few layers"
     return ForecastDocument(
         source=str(folder),
         model=document.model.id,
-        precision=" -> ".join([document.model.precision, *forms]),
+        precision=" -> ".join([document.model.precision, *changes]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, trained.again, _ONE_OUT),
-        beyond=cross_validated_error(trained.outside, trained.again, _EXTREMES_OUT),
+        error=cross_validated_error(trained.within, trained.repeat_width, _ONE_OUT),
+        beyond=cross_validated_error(trained.outside, trained.repeat_width, _EXTREMES_OUT),
         cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),
     )
 
 
-def _forms(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[ChangeId, str] | None]:
-    """The requested changes of the run by their names: the changes that its trials made; None for other engines."""
+def _changes(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[ChangeId, str] | None]:
+    """The changes of the run that are asked for, each by its name with what a trial made; None for other engines."""
     model, threads = basis.facts.model, basis.facts.device.threads
-    forms: dict[str, tuple[ChangeId, str] | None] = {}
+    changes: dict[str, tuple[ChangeId, str] | None] = {}
     if request.dtype not in ("auto", model.dtype):
-        forms[request.dtype] = ChangeId.DTYPE, request.dtype
+        changes[request.dtype] = ChangeId.DTYPE, request.dtype
     if (quant := quant_of(request.quant, request.bits)) not in ("none", model.quant):
-        forms[quant] = ChangeId.FORMAT, known_quant(quant, counted=True)
+        changes[quant] = ChangeId.FORMAT, known_quant(quant, counted=True)
     if request.engine and request.engine != basis.engine:
-        forms[f"the engine {request.engine}"] = (ChangeId.STATIC_CACHE, "") if request.engine == "static" else None
+        changes[f"the engine {request.engine}"] = (ChangeId.STATIC_CACHE, "") if request.engine == "static" else None
     if request.threads and request.threads != threads:
-        forms[f"{request.threads} of {threads} threads"] = ChangeId.THREADS, str(request.threads)
-    return forms
+        changes[f"{request.threads} of {threads} threads"] = ChangeId.THREADS, str(request.threads)
+    return changes
 
 
-def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
-    """The grid to forecast; by default the run's own with two larger batches."""
+def _grid_of(basis: RunFacts, request: ForecastRequest) -> Grid:
     own = basis.facts.grid
     largest = max(own.batch_sizes)
     default_batches = {*own.batch_sizes, *(largest * factor for factor in _LARGER_BATCHES)}
@@ -180,40 +174,34 @@ def _measuring(basis: RunFacts, grid: Grid) -> str:
     """The end of a sentence: the command that measures the cells of a grid as the run was measured."""
     command = re.sub(r" --(budget|prompt-lens|batch-sizes|context-lens) [^ ]+", "", basis.run.document.command)
     sizes = {"prompt-lens": grid.prompt_lens, "context-lens": grid.context_lens, "batch-sizes": grid.batch_sizes}
-    requested = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
-    return f"measure them: {' '.join([command, *requested])}"
+    options = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
+    return f"measure them: {' '.join([command, *options])}"
 
 
 def _factors(
-    basis: RunFacts, forms: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
+    basis: RunFacts, changes: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
 ) -> tuple[Array, Array]:
-    """(the time of the changes over that of the run [n], the half width of its log [n]).
-
-    Raises RequestError for a change that the run did not try in every requested phase.
-    """
+    """(time of the changes over the run's [n], half width of its log [n]). Raises RequestError for an untried one."""
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
-    for form, what in forms.items():
+    for name, what in changes.items():
         ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if what and item.trial.what == what]
         ratio = change_factor(steps, ratios)
         if ratio is None:
             names = dict.fromkeys(what[1] or what[0] for _, item in tried_at if (what := item.trial.what))
             tried = f"it tried {', '.join(names)}" if names else "it tried no change"
             raise RequestError(
-                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."
+                f"{basis.run.folder} has no basis for {name} in every requested phase: {tried}. Run the model that way."
             )
         factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width
 
 
 def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
-    """Forecast a model on a GPU on which it never ran, as a range by its datasheet.
-
-    Raises RequestError for an unknown model or GPU, or a dtype or format without a basis there.
-    """
+    """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name or without a basis."""
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
     known_quant(quant, counted=True)
-    config = requested_form(load_config(source), request.dtype != "auto")
+    config = counted_config(load_config(source), request.dtype != "auto")
     dtype = model_dtype(request.dtype, config)
     if quant != "none":  # the parts that a format leaves dense run in 16 bits
         check_packed_dtype(request.dtype, quant)
@@ -237,4 +225,4 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
         )
     kind: EngineKind = "compiled" if request.engine == "compiled" else "eager"
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
-    return in_range(UnmeasuredModel(source.name, quant, counted), sheet, steps, kind)
+    return in_range(source.name, counted, quant, sheet, steps, kind)

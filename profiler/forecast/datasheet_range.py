@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,52 +20,34 @@ from profiler.quant.registry import Quant, published_as
 from profiler.quant.stored_formats import stored_format
 
 
-@dataclass(frozen=True)
-class UnmeasuredModel:
-    """A model that never ran, counted from its config."""
-
-    name: str
-    quant: Quant
-    counted: CountedModel
-
-    @property
-    def precision(self) -> str:
-        """The dtype and the packed format of the weights, for the screen."""
-        form = self.quant if self.quant != "none" else self.counted.published
-        return self.counted.dtype if form is None else f"{self.counted.dtype}, {form}"
-
-
 def in_range(
-    model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, engine: EngineKind = "eager"
+    name: str, counted: CountedModel, quant: Quant, sheet: Datasheet, steps: StepArrays, engine: EngineKind
 ) -> ForecastDocument:
-    """The range of each step on a GPU in an engine kind.
+    """Return the range of each step of a model that is counted from its config, on a GPU in an engine kind.
 
-    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
-    no peak of the dtype.
+    Raises RequestError without a published figure of format and engine kind, or a GPU without their kernels or dtype.
     """
-    found = steps_by_datasheet(model.counted, model.quant, sheet, steps, engine)
+    found = steps_by_datasheet(counted, quant, sheet, steps, engine)
     times = found.times
     forecast = Forecast(found.needed, _terms(found.on_gpu, times), times.typical_s, np.zeros(len(steps)))
+    packed = counted.published if quant == "none" else quant
     basis = ["published figures of other GPUs"] * len(steps)
     cells = forecast_cells(forecast, times.typical_s, (times.low_s, times.high_s), basis, sheet.room_bytes)
     return ForecastDocument(
-        source=model.name,
-        model=model.name,
-        precision=model.precision,
+        source=name,
+        model=name,
+        precision=counted.dtype if packed is None else f"{counted.dtype}, {packed}",
         on=f"{sheet.gpu}, by its datasheet",
         how=f"a range for {ENGINE_WORDS[engine]}, by published figures",
         error=ForecastError(None, None, 0, "no run on this GPU"),
         beyond=None,
         cells=cells,
-        notes=(*coverage_sentences(engine, form_of(model.counted, model.quant)), *_too_wide(cells), *_notes(model)),
+        notes=(*coverage_sentences(engine, form_of(counted, quant)), *_too_wide(cells), *_notes(counted, quant)),
     )
 
 
 def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
-    """The time breakdown of each step: its floor by the datasheet, and the rest.
-
-    The rest is overhead where the host is slower than the device, else kernels below their ceiling.
-    """
+    """The floor of each step, and the rest: overhead where the host is slower than the device, else slow kernels."""
     floor_s = gpu_steps.floor_s()
     zeros = np.zeros(len(floor_s))
     memory_s = (gpu_steps.weight_bytes + gpu_steps.other_bytes) / gpu_steps.bandwidth
@@ -86,7 +67,6 @@ Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100,
 
 
 def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
-    """A sentence if the ranges of a phase are mostly too wide to decide by."""
     wide = []
     for phase in PHASES:
         widths = [cell.high_s / cell.low_s for cell in cells if cell.phase == phase]
@@ -100,14 +80,9 @@ def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
     ]
 
 
-def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
-    """Caveats of the ranges, as sentences."""
-    notes = []
-    if stored_format(model.quant):
-        notes.append(
-            f"No figure of {model.quant} is in these ranges: those of {published_as(model.quant)} stand in, whose"
-            " kernels differ."
-        )
-    if model.counted.dtype == "float32":
-        notes.append("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.")
-    return tuple(notes)
+def _notes(counted: CountedModel, quant: Quant) -> Iterator[str]:
+    if stored_format(quant):
+        near = published_as(quant)
+        yield f"No figure of {quant} is in these ranges: those of {near} stand in, whose kernels differ."
+    if counted.dtype == "float32":
+        yield "No published figure is in float32: its share of the peak is assumed to be that of 16 bits."

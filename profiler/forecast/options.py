@@ -1,4 +1,4 @@
-"""What is requested of `forecast`: the cells and the change."""
+"""The options of `forecast`: the cells, and the change of the run."""
 
 from __future__ import annotations
 

@@ -36,7 +36,6 @@ def _error_share(share: float) -> str:
 
 
 def _sentences(answer: ForecastDocument) -> list[str]:
-    """Return the head of a forecast: model, device, method, and the error of such forecasts."""
     lines = [
         f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
         f"Error: {_error_sentence(answer.error)}.",

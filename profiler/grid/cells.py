@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -110,6 +111,17 @@ class CellKey:
         return cls(phase, Cell(batch_size, prompt_len, new_tokens, filled, engine))
 
 
+def by_size(cells: Iterable[Cell]) -> list[Cell]:
+    """Return cells in ascending order of tokens in the cache, and of sequences."""
+    return sorted(cells, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size))
+
+
+def extremes(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the smallest cell and the largest, without the same one twice."""
+    ordered = by_size(cells)
+    return list(dict.fromkeys([*ordered[:1], *ordered[-1:]]))
+
+
 @dataclass(frozen=True)
 class Grid:
     """All cells of a run: each prompt length, context length and engine with each batch size."""
@@ -126,14 +138,14 @@ class Grid:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Cells in ascending order of tokens, the cheap ones first; the engines of one shape are neighbours."""
+        """Cells in the order of `by_size`, the cheap ones first; the engines of one shape are neighbours."""
         cells = (
             Cell(batch, prompt, new_tokens, context, engine)
             for batch in self.batch_sizes
             for prompt, new_tokens, context in self._shapes(batch)
             for engine in self.engines
         )
-        return tuple(sorted(cells, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size)))
+        return tuple(by_size(cells))
 
     @property
     def keys(self) -> tuple[CellKey, ...]:

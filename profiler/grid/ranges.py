@@ -14,10 +14,7 @@ from profiler.options import listed
 
 MAX_VALUES = 1000
 MOST = 10**7
-"""Most sequences, or tokens of one: no model's context is longer.
-
-Counts of more would not fit the integers of a machine.
-"""
+"""Most sequences, or tokens of one: no model has more, and counts of more would not fit the integers of a machine."""
 # No sensible number has more digits, and Python itself reads no more than a few thousand.
 _NUMBER = re.compile(r"\d{1,18}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, Trial
-from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, advice_for
-from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cell_stages import BrokenDown, Judged
+from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST
+from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, not_tried, saves_clearly
 from profiler.judge.engine_differences import causes_of
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import best_of
 from profiler.loading.changes import WITHOUT_CUDNN
-from profiler.units import duration, percent, saving, scaled, several, significant
+from profiler.units import duration, percent, scaled, several, significant
 
 # An answer has at most this many sentences on changes, of which so many advise one.
 _MOST_CHANGES, _MOST_ADVISED = 5, 2
@@ -61,7 +60,7 @@ def answer_of(
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     phases, every = {cell.key.phase for cell in cells}, cells
-    cells = [cell for cell in cells if cell.usable]
+    cells = [cell for cell in cells if cell.timed.noise.grade != "unusable"]
     by_size = sorted(cells, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
     decodes = [cell for cell in by_size if cell.key.phase == "decode"]
     prefills = [cell for cell in sorted(cells, key=lambda each: each.key.tokens) if cell.key.phase == "prefill"]
@@ -124,14 +123,14 @@ def _tokens(advice: Advice) -> str:
 
 def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
     """What trials found that executed no line, as runs before 0.5.0 did, or for which there is none."""
-    return [
-        f"Measured, not as a line: with {item.trial.form} the {duration(before_s)} step takes {duration(after_s)}"
-        f"{_on_few_layers(item.trial)}."
-        for first in decodes[:1]
-        for item in sorted(first.tried, key=lambda item: item.ratio)[:1]
-        if not item.trial.line and item.change is not None and saves_clearly(first, item)
-        for before_s, after_s in [item.steps_s(first.terms.latency_s)]
-    ]
+    if not (decodes and decodes[0].tried):
+        return []
+    item = min(decodes[0].tried, key=lambda item: item.ratio)
+    if item.trial.line or item.change is None or not saves_clearly(decodes[0], item):
+        return []
+    before, after = map(duration, item.steps_s(decodes[0].terms.latency_s))
+    few = _on_few_layers(item.trial)
+    return [f"Tried, but no line to copy: with {item.trial.form} the {before} step takes {after}{few}."]
 
 
 def _not_tried(
@@ -186,7 +185,8 @@ def budget_for(trials_s: float) -> int:
 def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) -> list[str]:
     engine, step_s = first.key.cell.engine, first.terms.latency_s
     return [
-        f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
+        f"The engine {item.engine} {'saves' if item.saves_s >= 0 else 'adds'} {duration(abs(item.saves_s))}"
+        f" {'of' if item.saves_s >= 0 else 'to'} the {duration(step_s)} step of"
         f" {engine}{f': {causes}' if (causes := causes_of(item)) else ''}."
         for item in differences
         if item.is_claim and item.key.on(engine) == first.key
@@ -196,19 +196,12 @@ def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) ->
 def _because(cell: Judged, setting: Setting) -> str:
     regime, s = cell.verdict.regime, cell.terms
     if regime == "memory-bound":
-        kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
-        ceiling_per_s = cell.broken_down.ceilings.memory_bytes_per_s
-        cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
-        return (
-            f"memory-bound{kv}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.timed.bytes_per_s / ceiling_per_s)} of the {scaled(ceiling_per_s, 'B/s')}"
-            f" {_source(setting)}{cached}{_largest_other_term(s)}"
-        )
+        return _memory_bound(cell, setting)
     if regime == "compute-bound":
         return (
             f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.timed.flops_per_s / cell.broken_down.ceiling_flops_per_s)}"
-            f" of the {_compute_ceiling(cell.broken_down, setting)}"
+            f" {percent(cell.timed.flops_per_s / cell.ceiling_flops_per_s)}"
+            f" of the {_compute_ceiling(cell, setting)}"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
@@ -217,17 +210,35 @@ def _because(cell: Judged, setting: Setting) -> str:
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
         longest = "".join(
             f"; the longest is {kernel.name}, {duration(kernel.seconds)} in {several(kernel.calls, 'call', 'calls')}"
-            for kernel in cell.broken_down.longest[:1]
+            for kernel in cell.longest[:1]
         )
         return (
-            f"slow-kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
-            f" ceilings{how}{longest}"
+            f"limited by slow kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)}"
+            f" against their ceilings{how}{longest}"
         )
     if regime == "link-bound":
-        is_split = any(item.group == COLLECTIVE for item in cell.timed.operators)
-        crossing = "the ranks' results" if is_split else "weights"
-        to = "the link" if is_split else "to the device"
+        crossing, to = ("the ranks' results", "the link") if cell.timed.is_on_ranks else ("weights", "to the device")
         return f"link-bound: of {duration(s.latency_s)}, {crossing} take {duration(s.link_s)} to cross {to}"
+    return _no_single_limit(cell)
+
+
+def _memory_bound(cell: Judged, setting: Setting) -> str:
+    s, ceiling_per_s = cell.terms, cell.ceilings.memory_bytes_per_s
+    kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
+    cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
+    others = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
+    term = max(others, key=lambda name: getattr(s, name))
+    name = "generate itself" if term == "generate_s" else TERM_NAMES[term]
+    is_named = getattr(s, term) >= _LEAST_STEP_SHARE * s.latency_s
+    other = f", {duration(getattr(s, term))} of it {name}" if is_named else ""
+    return (
+        f"memory-bound{kv}: {duration(s.latency_s)} per step, at {percent(cell.timed.bytes_per_s / ceiling_per_s)} of"
+        f" the {scaled(ceiling_per_s, 'B/s')} {_source(setting)}{cached}{other}"
+    )
+
+
+def _no_single_limit(cell: Judged) -> str:
+    regime, s = cell.verdict.regime, cell.terms
     if -s.unexplained_s > s.latency_s:
         parts_s = s.latency_s - s.unexplained_s
         return (
@@ -237,16 +248,19 @@ def _because(cell: Judged, setting: Setting) -> str:
     is_far = regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
     where = ", far from every ceiling" if is_far else ""
     paced = ""
-    if regime == "mixed" and cell.broken_down.host_pace_s >= PACED_SHARE * s.latency_s:
-        paced = f"; its host takes {duration(cell.broken_down.host_pace_s)} to launch it, so both set its pace"
-    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
+    if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
+        paced = f"; its host takes {duration(cell.host_pace_s)} to launch it, so both set its pace"
+    # Parts that add up to more than the step leave a negative rest, which is named like any other term.
+    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
+    terms = ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
+    return f"{regime}{where}: of {duration(s.latency_s)}, {terms}{paced}"
 
 
 def _source(setting: Setting) -> str:
     return "measured here" if setting.measured else "expected"
 
 
-def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
+def _compute_ceiling(cell: Judged, setting: Setting) -> str:
     per_s = cell.ceiling_flops_per_s
     ceiling, at_clock = scaled(per_s / cell.timed.clock_share, "FLOP/s"), scaled(per_s, "FLOP/s")
     ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
@@ -256,13 +270,13 @@ def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
 
 def _overhead(cell: Judged, setting: Setting) -> str:
     s = cell.terms
-    graph_saves_s = s.latency_s - (cell.broken_down.measurement.graph_step_s or s.latency_s)
+    graph_saves_s = s.latency_s - (cell.measurement.graph_step_s or s.latency_s)
     if s.generate_s > max(s.overhead_s, s.engine_s):
         return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.overhead_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.here.on_gpu:  # the rest of overhead overlaps with the GPU's work
-        pace_s, overhead = cell.broken_down.host_pace_s, cell.broken_down.ceilings.overhead
+        pace_s, overhead = cell.host_pace_s, cell.ceilings.overhead
         least_s = min(overhead.least_s, overhead.step_s) if overhead else 0.0
         ends_s = least_s or pace_s, max(pace_s, cell.timed.undisturbed_s)
         host = " to ".join(dict.fromkeys(map(duration, ends_s)))
@@ -274,8 +288,8 @@ def _overhead(cell: Judged, setting: Setting) -> str:
 
 
 def _throttled(cell: Judged) -> str:
-    words = f", throttled at {percent(cell.timed.clock_share)} of its clock"
-    return words if Flag.THROTTLED in cell.verdict.flags else ""
+    is_throttled = Flag.THROTTLED in cell.verdict.flags
+    return f", throttled at {percent(cell.timed.clock_share)} of its clock" if is_throttled else ""
 
 
 def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
@@ -286,21 +300,6 @@ def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
         return ""
     since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
     return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
-
-
-def _largest_other_term(s: TimeBreakdown) -> str:
-    terms = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
-    term = max(terms, key=lambda name: getattr(s, name))
-    if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
-        return ""
-    name = "generate itself" if term == "generate_s" else TERM_NAMES[term]
-    return f", {duration(getattr(s, term))} of it {name}"
-
-
-def _largest_terms(s: TimeBreakdown) -> str:
-    # Parts that add up to more than the step leave a negative rest, which is named like any other term.
-    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
-    return ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
 
 
 def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
@@ -314,10 +313,10 @@ def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
-        share = best.timed.flops_per_s / best.broken_down.ceiling_flops_per_s
+        share = best.timed.flops_per_s / best.ceiling_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {_compute_ceiling(best.broken_down, setting)},"
+            f" of the {_compute_ceiling(best, setting)},"
             f" {significant(best.timed.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."

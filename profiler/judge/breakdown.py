@@ -115,11 +115,15 @@ class StepTerms(Generic[A]):
     kv_s: A
     compute_s: A
     dequantise_s: A
+    """Converting between formats: dense copies of packed weights, quantised inputs, scaled matmuls."""
     kernel_s: A
     redundant_s: A
     padding_s: A
+    """Positions of a padded batch that hold no token of any prompt."""
     link_s: A
+    """Transfer of offloaded weights to the device, and of results between ranks."""
     overhead_s: A
+    """Time that the host adds: all overhead on a CPU, the part that the device does not hide on CUDA."""
 
     @property
     def device_s(self) -> A:
@@ -165,7 +169,6 @@ def step_terms(
     the host has issued all others.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = last_s = 0.0 * host.step_s
-    replayed = False
     for demand in demands:
         by_compute, ceiling_s = demand.compute_bound(memory_bytes_per_s), demand.ceiling_s(memory_bytes_per_s)
         by_memory = np.logical_not(by_compute)
@@ -173,12 +176,11 @@ def step_terms(
         weights_s = weights_s + where(by_memory, demand.weight_bytes / memory_bytes_per_s)
         kv_s = kv_s + where(by_memory, demand.kv_bytes / memory_bytes_per_s)
         if demand.replayed_s is not None:
-            replayed = True
             dequantise_s = dequantise_s + demand.dequantise_s
             kernel_s = kernel_s + (demand.replayed_s - ceiling_s - demand.dequantise_s)
         if demand.group == LAST:
             last_s = last_s + demand.alone_s(memory_bytes_per_s)
-    if replayed:
+    if any(demand.replayed_s is not None for demand in demands):
         # Replays include the host's calls, which are part of the step's overhead too. Calls and conversions are
         # measured separately, so the calls of a short conversion may seem longer than the conversion.
         calls_s = -larger(-host.in_conversions_s, -dequantise_s)
@@ -237,7 +239,7 @@ TERMS = {
     ),
     "dequantise_s": Term(
         "dequantisation", "dequantising takes", "#009E73", "oo", "green", "green",
-        "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
+        "converting formats in a matmul (dense copies of packed weights, scaling of int32 results), timed separately.",
     ),
     "kernel_s": Term(
         "kernels below the ceiling", "kernels lose", "#D55E00", "\\\\", "vermilion", "red",
@@ -261,7 +263,7 @@ TERMS = {
     ),
     "generate_s": Term(
         "overhead of generate", "generate adds", "#882255", "oo", "wine", "bright_magenta",
-        "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
+        "the time by which a step of transformers' own generate exceeds one of the profiler's loop, measured in turns.",
     ),
     "engine_s": Term(
         "engine", "the engine takes", "#44AA99", "//", "teal", "bright_cyan",
@@ -277,32 +279,17 @@ TERM_NAMES = {column: term.name for column, term in TERMS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class TimeBreakdown:
+class TimeBreakdown(StepTerms[float]):
     """A measured step in seconds; the terms add up to the measured time."""
 
     latency_s: float
-    weights_s: float
-    kv_s: float
-    compute_s: float
-    dequantise_s: float
-    """Converting between formats: dense copies of packed weights, quantised inputs, scaled matmuls."""
-    kernel_s: float
-    redundant_s: float
-    overhead_s: float
-    """Time that the host adds: all overhead on a CPU, the part that the device does not hide on CUDA."""
     unexplained_s: float
-    device_s: float
-    """Sum over operators of max(F/P, B/W): the time that the work needs at the ceilings."""
     floor_s: float
     """Lower bound of this step on this device, from its ceilings and its overhead."""
-    padding_s: float = 0.0
-    """Positions of a padded batch that hold no token of any prompt."""
     generate_s: float = 0.0
     """Overhead of transformers' `generate` over a step of the profiler's loop; 0 if it was not called."""
     engine_s: float = 0.0
     """Time beyond the ceilings in an engine that loads the model itself; 0 for other engines."""
-    link_s: float = 0.0
-    """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
     host_pace_s: float = 0.0
@@ -314,11 +301,6 @@ class TimeBreakdown:
     def attained(self) -> float:
         """Attained share of the roofline: the time that the work needs at the ceilings over the measured time."""
         return (self.device_s + self.link_s) / self.latency_s
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds for which the device and its link are known to be busy."""
-        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.redundant_s + self.padding_s
 
 
 ADDS_UP = 0.2
@@ -347,11 +329,11 @@ def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
     return replace(parts, **moved)
 
 
-def with_generate(parts: TimeBreakdown, tax_s: float, half_width_s: float) -> TimeBreakdown:
+def with_generate(parts: TimeBreakdown, added_s: float, half_width_s: float) -> TimeBreakdown:
     """The breakdown with the overhead of `generate` subtracted from the unexplained rest."""
     off_s = {**parts.half_widths_s, "generate_s": half_width_s}
     off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
-    return replace(parts, generate_s=tax_s, unexplained_s=parts.unexplained_s - tax_s, half_widths_s=off_s)
+    return replace(parts, generate_s=added_s, unexplained_s=parts.unexplained_s - added_s, half_widths_s=off_s)
 
 
 def with_trace(parts: TimeBreakdown, traced_busy_s: float) -> TimeBreakdown:
@@ -379,10 +361,7 @@ def break_down(
 
     measured = weights + KV + compute + dequantisation + kernel + redundant + padding + link + overhead + unexplained.
     `redundant_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
-    without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepCeilings.idle_most` of its overhead, or for all of it if it takes longer than the parts,
-    and not for longer than the rest. Where the host sets the pace, it idled while the host issued this very step, which
-    may have been slower than the overhead model's.
+    without a token, which no other term includes.
     """
     overhead = ceilings.overhead or Overhead(0.0, 0.0)
     host_s = overhead.step_s
@@ -397,12 +376,7 @@ def break_down(
         idle_share=ceilings.idle_share,
     )
     if ceilings.overlaps:
-        left_s = max(0.0, latency_s - terms.busy_s)
-        most = max(ceilings.idle_most, host_s > terms.busy_s) if ceilings.idle_most else 0.0
-        idle_s = max(terms.overhead_s, min(most * host_s, left_s))
-        if ceilings.issue_s is not None and host_s > terms.busy_s:
-            idle_s = max(idle_s, min(ceilings.issue_s, latency_s) - terms.busy_s)
-        terms = replace(terms, overhead_s=min(idle_s, left_s) if ceilings.idle_most else idle_s)
+        terms = replace(terms, overhead_s=_idle_s(latency_s, terms, host_s, ceilings))
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.overhead_s
     replays = [demand for demand in demands if demand.replayed_s is not None]
@@ -415,12 +389,26 @@ def break_down(
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
-        device_s=terms.device_s,
         floor_s=max(required_s, host_s) if ceilings.overlaps else required_s + host_s,
         host_pace_s=pace_s if ceilings.overlaps else 0.0,
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
         half_widths_s=_half_widths(seconds, demands, ceilings, latency_half_width_s),
     )
+
+
+def _idle_s(latency_s: float, terms: StepTerms[float], host_s: float, ceilings: StepCeilings) -> float:
+    """Seconds of overhead for which an overlapping device idled in a step.
+
+    If the step took longer than its parts, that is up to `StepCeilings.idle_most` of its overhead, or all of it if it
+    takes longer than the parts, and not more than the rest. Where the host sets the pace, the device idled while the
+    host issued this very step, which may have been slower than the overhead model's.
+    """
+    left_s = max(0.0, latency_s - terms.busy_s)
+    most = max(ceilings.idle_most, host_s > terms.busy_s) if ceilings.idle_most else 0.0
+    idle_s = max(terms.overhead_s, min(most * host_s, left_s))
+    if ceilings.issue_s is not None and host_s > terms.busy_s:
+        idle_s = max(idle_s, min(ceilings.issue_s, latency_s) - terms.busy_s)
+    return min(idle_s, left_s) if ceilings.idle_most else idle_s
 
 
 def _half_widths(

@@ -1,4 +1,6 @@
-"""A cell in four stages, each with the one before: its key, its time, the terms of that time, and its limit."""
+"""A cell in four stages, each with the one before: its key, its time, the terms of that time, and its limit.
+
+The third stage is `Measurement` (profiler/judge/regimes.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from profiler.facts.measurements import KernelTime
-from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.repetitions import Repetition, Status, first_use_s
 from profiler.facts.telemetry import ActiveShares
 from profiler.grid.cells import CellKey
@@ -71,6 +73,11 @@ class Timed:
         return total_work(self.operators)[1] / self.latency_s
 
     @property
+    def is_on_ranks(self) -> bool:
+        """Whether ranks share its step, and exchange results over a link."""
+        return any(item.group == COLLECTIVE for item in self.operators)
+
+    @property
     def first_use_s(self) -> float | None:
         """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
         return first_use_s(self.repetitions) if self.key.phase == "decode" else None
@@ -82,11 +89,12 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class BrokenDown:
-    """A measured cell, and where its time goes."""
+class Judged:
+    """A measured cell: where its time goes, its limit, and what may change its time."""
 
     measurement: Measurement
     """The input of its verdict: its time, its terms, its ceilings and further signals."""
+    verdict: Verdict
     ceiling_flops_per_s: float
     """The compute ceiling, from the dtypes of its matmuls."""
     redundant_s: Mapping[Cause, float] = field(default_factory=dict)
@@ -99,40 +107,6 @@ class BrokenDown:
     """At most the seconds of these kernels in the trace of a prefill; 0 without one."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
-
-    @property
-    def timed(self) -> Timed:
-        return self.measurement.cell
-
-    @property
-    def key(self) -> CellKey:
-        return self.timed.key
-
-    @property
-    def operators(self) -> Sequence[OperatorWork]:
-        return self.timed.operators
-
-    @property
-    def terms(self) -> TimeBreakdown:
-        return self.measurement.split
-
-    @property
-    def ceilings(self) -> StepCeilings:
-        """The ceilings with which it was judged; those of a cache if the working set fits one."""
-        return self.measurement.ceilings
-
-    @property
-    def host_pace_s(self) -> float:
-        """Overhead of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
-        return (self.ceilings.overhead_s or 0.0) if self.ceilings.overlaps else 0.0
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A cell with its limit, and what may change its time."""
-
-    broken_down: BrokenDown
-    verdict: Verdict
     ragged: RaggedStep | None = None
     """The costs of unequal prompts; None if they are equal."""
     tried: tuple[TrialResult, ...] = ()
@@ -144,7 +118,7 @@ class Judged:
 
     @property
     def timed(self) -> Timed:
-        return self.broken_down.timed
+        return self.measurement.cell
 
     @property
     def key(self) -> CellKey:
@@ -152,9 +126,14 @@ class Judged:
 
     @property
     def terms(self) -> TimeBreakdown:
-        return self.broken_down.terms
+        return self.measurement.terms
 
     @property
-    def usable(self) -> bool:
-        """Whether its time is known well enough for a headline."""
-        return self.timed.noise.grade != "unusable"
+    def ceilings(self) -> StepCeilings:
+        """The ceilings with which it was judged; those of a cache if the working set fits one."""
+        return self.measurement.ceilings
+
+    @property
+    def host_pace_s(self) -> float:
+        """Overhead of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
+        return (self.ceilings.overhead_s or 0.0) if self.ceilings.overlaps else 0.0

@@ -215,9 +215,7 @@ def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> Cell
     repetitions, is_decode = cell.repetitions, cell.key.phase == "decode"
     samples = list(chain.from_iterable(cell.samples))
     first_s = [] if is_decode else [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]
-    peaks_bytes = [
-        repetition.peak_memory_bytes for repetition in repetitions if repetition.peak_memory_bytes is not None
-    ]
+    peaks_bytes = [each.peak_memory_bytes for each in repetitions if each.peak_memory_bytes is not None]
     decodes = repetitions if is_decode else ()
     peak, bandwidth = device.datasheet_flops_per_s, device.datasheet_bytes_per_s
     return replace(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from profiler.counting.floor import step_floor
 from profiler.facts.change_ids import ChangeId
-from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.judge.cell_stages import BrokenDown, Judged
+from profiler.facts.operators import Cause, OperatorWork
+from profiler.judge.cell_stages import Judged
 from profiler.judge.engine_differences import causes_of, change_of_engine
 from profiler.judge.regimes import Flag
 from profiler.judge.savings import ChangeEffect, EngineDifference, TrialResult
@@ -27,12 +27,10 @@ from profiler.quant.registry import tried_formats
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import duration, scaled
 
-_NOT_TRIED_CACHE = "only if attention reads it as stored; others measured slower ones"
+_NOT_TRIED_CACHE = "only if attention reads it as stored; others measured slower steps"
 _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
-_EIGHT_BITS = 8.0
-_DTYPE_BITS = {"float32": 32.0, "bfloat16": _SIXTEEN_BITS, "float16": _SIXTEEN_BITS}
 _BESIDE_MATMULS = frozenset({"attention", "norm", "embedding", "other"})
 """Groups of operators that are no matmuls of weights."""
 WORTH = 0.05
@@ -93,16 +91,15 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return []
-    step = cell.broken_down
     device = [
-        *_four_bit_weights(step, setting),
-        *_cache(step, setting),
-        *_attention(step, setting),
-        *_window(step),
-        *_sixteen_bit_dtype(step, setting),
+        *_four_bit_weights(cell, setting),
+        *_cache(cell, setting),
+        *_attention(cell, setting),
+        *_window(cell),
+        *_sixteen_bit_dtype(cell, setting),
     ]
     # A host that runs ahead of the device limits the savings of the device's work.
-    most_s = max(0.0, step.terms.busy_s - step.host_pace_s)
+    most_s = max(0.0, cell.terms.busy_s - cell.host_pace_s)
     computed = [*_host(cell, setting), *(effect.limited_to(most_s) for effect in device)]
     timed = [item for item in cell.engines if item.repetitions >= CLAIM_REPETITIONS]
     replaced = {item.trial.what for item in cell.tried} | {(change_of_engine(item), "") for item in timed}
@@ -136,7 +133,7 @@ def _tried(cell: Judged) -> list[ChangeEffect]:
         if item.is_claim and (item.change is not None or item.ratio > 1):
             trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
-            because = f"the step takes {duration(after_s)} then{few}"
+            because = f"the step then takes {duration(after_s)}{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
             effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s)
             value = trial.what[1] if trial.what else ""
@@ -166,16 +163,12 @@ def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
     return next((change for change in possible_changes(setting.here) if change.id in ids), None)
 
 
-def _copies_s(cell: BrokenDown) -> float:
-    return cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
-
-
 def _engines(differences: Sequence[EngineDifference], cell: Judged) -> list[ChangeEffect]:
     return [
         ChangeEffect(
             f"the engine {item.engine}",
             item.saves_s,
-            f"the step takes {duration(cell.terms.latency_s - item.saves_s)} then"
+            f"the step then takes {duration(cell.terms.latency_s - item.saves_s)}"
             f"{f'; {causes}' if (causes := causes_of(item)) else ''}",
             basis="measured",
             half_width_s=max(item.high_s - item.saves_s, item.saves_s - item.low_s),
@@ -184,16 +177,16 @@ def _engines(differences: Sequence[EngineDifference], cell: Judged) -> list[Chan
     ]
 
 
-def _four_bit_weights(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
+def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     bits = setting.weight_bits
-    if bits < _SIXTEEN_BITS or not setting.here.packs or _is_split(cell):
+    if bits < _SIXTEEN_BITS or not setting.here.packs or cell.timed.is_on_ranks:
         return []
     dense_from, dense_s = setting.four_bit_dense_from_rows, 0.0
     because = "if their kernel reaches the memory ceiling"
     if dense_from is not None and cell.key.tokens >= dense_from:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-    split, read_bytes = cell.terms, float(sum(item.weight_bytes for item in cell.operators))
+    terms, read_bytes = cell.terms, float(sum(item.weight_bytes for item in cell.timed.operators))
     # No format packs embeddings, heads or banks of experts.
     packed = min(1.0, setting.weights * bits / 8 / read_bytes) if read_bytes else 1.0
     if setting.sixteen_bit_flops_per_s is not None:
@@ -201,52 +194,46 @@ def _four_bit_weights(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
         saves_s = _saved_in_16_bits_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
         because = f"{because}, with matmuls in {setting.sixteen_bit_dtype}"
     else:
-        streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
-        saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_matmuls(cell))
-        saves_s += _offloaded_s(cell)  # smaller weights may all fit
+        streamed = terms.weights_s / (terms.weights_s + terms.compute_s) if terms.weights_s else 0.0
+        lost_s = min(terms.kernel_s, sum(cell.lost_s.values()), max(0.0, terms.latency_s - terms.floor_s))
+        in_matmuls_s = max(0.0, lost_s - _lost_in(cell, "attention"))
+        saves_s = packed * (terms.weights_s * (1 - _FOUR_BITS / bits) + streamed * in_matmuls_s)
+        saves_s += terms.link_s  # smaller weights may all fit
     change = format_change("nf4", setting.sixteen_bit_dtype, setting.here)
     return [_computed(change, saves_s - dense_s, because)]
 
 
-def _offloaded_s(cell: BrokenDown) -> float:
-    return 0.0 if _is_split(cell) else cell.terms.link_s
-
-
-def _is_split(cell: BrokenDown) -> bool:
-    return any(item.group == COLLECTIVE for item in cell.operators)
-
-
-def _cache(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
+def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     static, narrow = _possible(setting, ChangeId.STATIC_CACHE), _possible(setting, ChangeId.EIGHT_BIT_CACHE)
-    share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
+    copies_s, share = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0), max(0.0, 1 - 8 / setting.cache_bits)
     return [
-        *([_computed(static, _copies_s(cell), "which is not copied at every step")] if static else []),
+        *([_computed(static, copies_s, "it is not copied at every step")] if static else []),
         *([_computed(narrow, cell.terms.kv_s * share, _NOT_TRIED_CACHE)] if narrow else []),
     ]
 
 
 def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """What the host's share of a step costs: fewer launches save it, and fused kernels save small kernels too."""
-    step, split, is_prefill = cell.broken_down, cell.terms, cell.key.phase == "prefill"
+    terms, is_prefill = cell.terms, cell.key.phase == "prefill"
     # On a machine of varying speed, the measured overhead may be longer than the step.
-    most_s = max(0.0, split.latency_s - split.device_s)
-    host_s, half_width_s = min(split.overhead_s, most_s), split.half_widths_s.get("overhead_s", 0.0)
-    faults_s = step.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
-    because = "fresh pages would not be taken again and again"
+    most_s = max(0.0, terms.latency_s - terms.device_s)
+    host_s, half_width_s = min(terms.overhead_s, most_s), terms.half_widths_s.get("overhead_s", 0.0)
+    faults_s = cell.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
+    because = "its pages would not be taken from the system again at every step"
     found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
     if compiled is None or (compiled.id is ChangeId.COMPILED_STEP and not is_prefill):
-        waits = step.ceilings.overhead is not None and step.ceilings.overhead.waits  # no CUDA graph can record that
+        waits = cell.ceilings.overhead is not None and cell.ceilings.overhead.waits  # no CUDA graph can record that
         return found if compiled is None or waits else [*found, *_compiled(cell, compiled, half_width_s)]
     if not setting.here.on_gpu:
-        small_s, because = step.small_kernels_s or 0.0, "all of the host's share, and of what small kernels lose"
+        small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and all that small kernels lose"
         return [*found, _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)]
     if not is_prefill:
         return found
-    matmuls = (item for item in step.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
+    matmuls = (item for item in cell.timed.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
     # A fused kernel still reads and writes its operands between matmuls.
-    moved_s = sum(float(item.activation_bytes) for item in matmuls) / step.ceilings.memory_bytes_per_s
-    fused_s = max(0.0, step.traced_small_s - moved_s)
+    moved_s = sum(float(item.activation_bytes) for item in matmuls) / cell.ceilings.memory_bytes_per_s
+    fused_s = max(0.0, cell.traced_small_s - moved_s)
     parts = [(host_s, "of the host"), (fused_s, "of small kernels that would be fused")]
     because = " and ".join(f"{duration(seconds)} {words}" for seconds, words in parts if seconds)
     return [*found, _computed(compiled_forward(setting.here), host_s + fused_s, because, half_width_s)]
@@ -262,58 +249,54 @@ and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an
 
 def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeEffect]:
     """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
-    step, split, small_s = cell.broken_down, cell.terms, cell.broken_down.small_kernels_s
+    terms, small_s = cell.terms, cell.small_kernels_s
     if small_s is None:
-        most_s = min(split.overhead_s, max(0.0, split.latency_s - split.device_s))
+        most_s = min(terms.overhead_s, max(0.0, terms.latency_s - terms.device_s))
         return [_computed(change, most_s, "all of the host's share", half_width_s)]
     few, many = _LEFT_BY_FUSING
-    copies_s = _copies_s(step)
-    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(step, "attention") + split.kv_s)
-    fastest_s = split.busy_s - (1 - few) * small_s - copies_s
-    slowest_s = split.busy_s - (1 - many) * small_s - copies_s + masked_s + max(0.0, split.unexplained_s)
-    graphs_s = [split.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
-    graphs_s += [item.steps_s(split.latency_s)[1] for item in cell.tried if item.change is ChangeId.GRAPH]
+    copies_s = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
+    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + terms.kv_s)
+    fastest_s = terms.busy_s - (1 - few) * small_s - copies_s
+    slowest_s = terms.busy_s - (1 - many) * small_s - copies_s + masked_s + max(0.0, terms.unexplained_s)
+    graphs_s = [terms.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
+    graphs_s += [item.steps_s(terms.latency_s)[1] for item in cell.tried if item.change is ChangeId.GRAPH]
     slowest_s = max(fastest_s, min([slowest_s, *graphs_s]))  # a graph is the same step, not compiled
-    most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
+    most_s, least_s = terms.latency_s - fastest_s, terms.latency_s - slowest_s
     if least_s <= 0:
         return []
     because = (
-        f"the step takes {duration(fastest_s)} to {duration(slowest_s)} then: its kernels without the host, and small"
+        f"the step then takes {duration(fastest_s)} to {duration(slowest_s)}: its kernels without the host, with small"
         f" kernels, which lose {duration(small_s)}, fused"
     )
     return [_computed(change, most_s, because, half_width_s, least_s)]
 
 
-def _lost_in(cell: BrokenDown, group: str) -> float:
-    names = {item.operator for item in cell.operators if item.group == group}
+def _lost_in(cell: Judged, group: str) -> float:
+    names = {item.operator for item in cell.timed.operators if item.group == group}
     return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
 
 
-def _lost_in_matmuls(cell: BrokenDown) -> float:
-    lost_s = min(cell.terms.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.terms.latency_s - cell.terms.floor_s))
-    return max(0.0, lost_s - _lost_in(cell, "attention"))
-
-
-def _attention(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
+def _attention(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     unfused_s = sum(cell.redundant_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
     fused = _possible(setting, ChangeId.SDPA, ChangeId.REPEATED_HEADS)
     return [_computed(fused, unfused_s, "scores and repeated heads would stay on chip")] if fused else []
 
 
-def _window(cell: BrokenDown) -> list[ChangeEffect]:
+def _window(cell: Judged) -> list[ChangeEffect]:
     """What full windows of all layers cost: at most their copies, and those of heads that transformers repeats."""
-    cores = [item.redundant_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
+    cores = [item.redundant_bytes for item in cell.timed.operators if item.group == "attention" and item.kv_bytes]
     if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
         return []
     copies_s = sum(kernel.seconds for kernel in cell.longest if kernel.name.startswith("direct_copy"))
     repeats = any(item.get(Cause.REPEATED_HEADS) for item in cores)
     repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf) if repeats else 0.0
     rolled_s = cell.redundant_s.get(Cause.ROLLED_WINDOWS, 0.0)
-    because = f"{duration(rolled_s)} copy windows, {duration(repeated_s)} repeat heads; attention then sees all tokens"
+    because = f"{duration(rolled_s)} to copy windows, {duration(repeated_s)} to repeat heads"
+    because += "; attention then sees all tokens"
     return [_computed(UNWINDOWED, rolled_s + repeated_s, because)]
 
 
-def _sixteen_bit_dtype(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
+def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """What BF16 or FP16 saves of a float32 step: half the bytes, and another compute ceiling.
 
     At least the floors of all but attention differ by that much, if kernels lose as many seconds against their
@@ -330,23 +313,23 @@ def _sixteen_bit_dtype(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]
     change = dtype_change(setting.sixteen_bit_dtype)
     if not setting.here.on_gpu and cell.key.phase == "decode":
         return [_computed(change, most_s, f"{because}; few rows may reach less")]
-    others = [item for item in cell.operators if item.group != "attention"]
+    others = [item for item in cell.timed.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
     least_s = wide_s - _floor_s(cell, others, ceiling, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
-    least_s += _offloaded_s(cell) / 2  # at most half of the bytes still cross
+    least_s += 0.0 if cell.timed.is_on_ranks else cell.terms.link_s / 2  # at most half of the bytes still cross
     return [_computed(change, max(most_s, least_s), because, at_least_s=least_s)]
 
 
-def _saved_in_16_bits_s(cell: BrokenDown, setting: Setting, kept: float, flops_per_s: float) -> float:
+def _saved_in_16_bits_s(cell: Judged, setting: Setting, kept: float, flops_per_s: float) -> float:
     """What a float32 step saves at most in 16 bits, where the share `kept` of the weights' bytes is still read."""
-    split, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
-    other_s = split.redundant_s + max(0.0, split.unexplained_s)
-    floor_s = _floor_s(cell, cell.operators, flops_per_s, kept, cache_kept)
-    return split.latency_s - split.overhead_s - floor_s - _SIXTEEN_BITS / _DTYPE_BITS["float32"] * other_s
+    terms, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
+    other_s = terms.redundant_s + max(0.0, terms.unexplained_s)
+    floor_s = _floor_s(cell, cell.timed.operators, flops_per_s, kept, cache_kept)
+    return terms.latency_s - terms.overhead_s - floor_s - other_s / 2
 
 
 def _floor_s(
-    cell: BrokenDown,
+    cell: Judged,
     operators: Sequence[OperatorWork],
     flops_per_s: float,
     weights_kept: float = 1.0,

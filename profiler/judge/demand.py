@@ -56,13 +56,13 @@ def breakdown_of(
     latency_s: float,
     half_width_s: float = 0.0,
     faults: float = 0.0,
-    tax: Estimate | None = None,
+    generate: Estimate | None = None,
 ) -> tuple[TimeBreakdown, dict[Cause, float]]:
     """The breakdown of a cell's time, and the seconds of its redundant work by cause.
 
     The time of a replayed operator includes the redundant work inside its call. That work is not part of the redundant
     term; its causes are reported as parts of the kernel's loss. `faults` is the number of page faults in the step, and
-    `tax` the overhead of `generate`.
+    `generate` what `generate` adds to it.
     """
     replays, ceilings = facts.replays.get(key, {}), ceilings_of(facts, key)
     demands: list[Demand[float]] = []
@@ -77,17 +77,9 @@ def breakdown_of(
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
         demands.append(demand)
-        seconds = _redundant_s(item, demand, ceilings)
-        if demand.replayed_s is None:
-            _add(outside_s, seconds)
-        else:
-            _add(outside_s, {cause: value for cause, value in seconds.items() if cause in OUTSIDE})
-            inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
-            lost_s = max(0.0, demand.replayed_s - demand.ceiling_s(ceilings.memory_bytes_per_s))
-            share = min(1.0, lost_s / (sum(inside.values()) or 1.0))
-            # A product reads its input and writes its output, however it is fused.
-            inside.pop(Cause.OPERANDS, None)
-            _add(inside_s, {cause: share * value for cause, value in inside.items()})
+        outside, inside = _redundant_s(item, demand, ceilings)
+        _add(outside_s, outside)
+        _add(inside_s, inside)
     faults_s = faults * facts.ceilings.page_fault_s
     if REST in replays:
         _as_traced(outside_s, facts.activity.get(key))
@@ -96,8 +88,8 @@ def breakdown_of(
     parts = break_down(latency_s, demands, sum(outside_s.values()), ceilings, half_width_s, padding_s)
     if REST not in replays and facts.device.kind == "cuda" and (traced := facts.activity.get(key)) is not None:
         parts = with_trace(parts, traced.busy_s)
-    if tax is not None:
-        parts = with_generate(parts, tax.median_s, (tax.high_s - tax.low_s) / 2)
+    if generate is not None:
+        parts = with_generate(parts, generate.median_s, (generate.high_s - generate.low_s) / 2)
     if key.cell.engine in facts.owning_engines:
         parts = with_engine(parts)
     by_cause = dict(outside_s)
@@ -170,7 +162,7 @@ def over_the_run(facts: Facts) -> Facts:
     ceiling, found = facts.ceilings.compute.get(dtype), faster_matmuls(facts)
     if ceiling is None or not ceiling.measured:
         return facts
-    every = [ceiling, *(look.compute[dtype] for look in facts.ceilings_again if on_gpu and dtype in look.compute)]
+    every = [ceiling, *(later.compute[dtype] for later in facts.ceilings_again if on_gpu and dtype in later.compute)]
     ceiling = replace(ceiling, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
     if found is not None:
         per_s = found[0].flops_per_s
@@ -243,10 +235,13 @@ def _small_kernels(
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 
-def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> dict[Cause, float]:
+def _redundant_s(
+    item: OperatorWork, demand: Demand[float], ceilings: StepCeilings
+) -> tuple[dict[Cause, float], dict[Cause, float]]:
+    """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
     nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
     memory = ceilings.memory_bytes_per_s
-    return {
+    seconds: dict[Cause, float] = {
         cause: floor_s(
             float(item.redundant_flops.get(cause, 0)),
             float(nbytes.get(cause, 0)),
@@ -256,6 +251,13 @@ def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilin
         for cause in {**nbytes, **item.redundant_flops}
         if cause is not Cause.PADDING
     }
+    if demand.replayed_s is None:
+        return seconds, {}
+    inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
+    share = min(1.0, max(0.0, demand.replayed_s - demand.ceiling_s(memory)) / (sum(inside.values()) or 1.0))
+    inside.pop(Cause.OPERANDS, None)  # a kernel reads its input and writes its output, however it is fused
+    outside = {cause: value for cause, value in seconds.items() if cause in OUTSIDE}
+    return outside, {cause: share * value for cause, value in inside.items()}
 
 
 def _padding_factor(
@@ -302,7 +304,11 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     """The ceilings of a cell's step."""
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
-    overhead = overhead_at(facts, key)
+    overhead, link, exchanged_s = overhead_at(facts, key), ceilings.collective, 0.0
+    if link is not None:  # collectives do not overlap other work
+        collectives = [item for item in facts.operators[key] if item.group == COLLECTIVE]
+        each_s = (item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in collectives)
+        exchanged_s = sum(each_s)
     waits = overhead is not None and overhead.waits
     runs_ahead = key.phase == "decode" and facts.device.hides_overhead and not waits
     in_prefill = facts.operators[key] if key.phase == "prefill" else ()
@@ -319,20 +325,11 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
         compute_half_width=max(_LEAST_CEILING_WIDTH, compute.half_width, spread),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         issue_s=median_issue_s(facts.repetitions.get(key.cell, ())) if runs_ahead else None,
-        fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
+        fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s,
         idle_share=idle_share(layers) if layers else 0.0,
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
         idle_most=idle_most(layers, waits) if REST in facts.replays.get(key, {}) else 0.0,
     )
-
-
-def exchanged_s(facts: Facts, key: CellKey) -> float:
-    """Seconds of a step's collectives over the measured link; they do not overlap other work."""
-    link = facts.ceilings.collective
-    if link is None:
-        return 0.0
-    collectives = [item for item in facts.operators[key] if item.group == COLLECTIVE]
-    return sum(item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in collectives)
 
 
 def faults_of(phase: Phase, repetitions: Sequence[Repetition]) -> float:
@@ -438,9 +435,9 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     """
     ceilings = facts.ceilings
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
-    for look in facts.ceilings_again:
-        memory.append(_share(memory_ceiling(look.memory), memory_ceiling(ceilings.memory)))
-        compute += [_share(later, first) for _, later, first in _matmuls(ceilings, look)]
+    for later in facts.ceilings_again:
+        memory.append(_share(memory_ceiling(later.memory), memory_ceiling(ceilings.memory)))
+        compute += [_share(new, first) for _, new, first in _matmuls(ceilings, later)]
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
@@ -459,19 +456,18 @@ def weight_read_share(ceilings: Ceilings) -> float:
     return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 
-def moved(ceilings: Ceilings, look: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
+def moved(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
     """(name, unit, first, later) of each ceiling that differs in a later measurement."""
-    pairs = [("memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(look.memory))]
-    pairs += [(f"{dtype} matmuls", "FLOP/s", first, later) for dtype, later, first in _matmuls(ceilings, look)]
+    pairs = [("memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(remeasured.memory))]
+    pairs += [(f"{dtype} matmuls", "FLOP/s", first, later) for dtype, later, first in _matmuls(ceilings, remeasured)]
     for name, unit, first, later in pairs:
         if _share(later, first) != 1.0:
             yield name, unit, first, later
 
 
-def _matmuls(ceilings: Ceilings, look: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
-    return [
-        (dtype, later, ceilings.compute[dtype]) for dtype, later in look.compute.items() if dtype in ceilings.compute
-    ]
+def _matmuls(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
+    first = ceilings.compute
+    return [(dtype, later, first[dtype]) for dtype, later in remeasured.compute.items() if dtype in first]
 
 
 def _share(later: Ceiling, first: Ceiling) -> float:

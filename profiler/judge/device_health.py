@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.facts.ceilings import AGREE, Ceilings
@@ -32,7 +32,7 @@ class DeviceHealth:
     device: str
     behind: float
     """Its steps take longer by this share (median over cells)."""
-    surely: float
+    slower_share: float
     """Share of the cells in which it is slower than the fastest GPU, by more than noise."""
     memory_behind: float
     """Its memory ceiling is below the highest one by this share."""
@@ -42,7 +42,7 @@ class DeviceHealth:
     @property
     def ill(self) -> bool:
         """Whether it is slower by more than noise, and by more than two measurements of one ceiling may differ."""
-        return self.behind > AGREE and self.surely > _CERTAIN_SHARE
+        return self.behind > AGREE and self.slower_share > _CERTAIN_SHARE
 
     @property
     def words(self) -> str:
@@ -58,9 +58,7 @@ class DeviceHealth:
 
 def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
     """The health of every GPU, over the cells that all of them measured."""
-    by_key: list[Mapping[object, CellResult]] = [
-        {result.key: result for result in run.results if result.latency_s == result.latency_s} for run in measured
-    ]
+    by_key = [{row.key: row for row in run.results if not math.isnan(row.latency_s)} for run in measured]
     common = [key for key in by_key[0] if all(key in results for results in by_key)]
     rows = []
     for run, own in zip(measured, by_key, strict=True):

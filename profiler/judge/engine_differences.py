@@ -23,7 +23,6 @@ from profiler.units import signed_duration
 _Name = TypeVar("_Name", bound=str)
 # Terms below this share of the difference between two engines are not named.
 _LEAST_TERM_SHARE = 0.05
-_UNKNOWN_CAUSE = "the cause is unknown, because their time breakdowns do not add up"
 
 
 def engine_differences(
@@ -46,7 +45,7 @@ def engine_differences(
         causes: dict[str, float] = {}
         if judged:
             cells = judged[base], judged[key]
-            causes = _gained(*(cell.broken_down.redundant_s for cell in cells))
+            causes = _gained(*(cell.redundant_s for cell in cells))
             if all(adds_up(cell.terms) for cell in cells):
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
         rows.append(
@@ -81,8 +80,6 @@ PART_NAMES = {
 """The parts of the overhead of `generate` per decode step.
 
 `cache` and `forward` are differences to the profiler's loop, which has both parts too."""
-
-_SHARED = ("cache", "forward")
 
 
 @dataclass(frozen=True)
@@ -120,17 +117,17 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
     """The overhead of `generate` in each of its cells."""
     rows = []
     for key in steady:
-        tax = generate_overhead(facts, key, steady)
-        if tax is None:
+        added = generate_overhead(facts, key, steady)
+        if added is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
         own = key.on(DEFAULT_ENGINE)
         found = GenerateOverhead(
             **columns_of(key),
             transformers="",
-            tax_s=tax.median_s,
-            low_s=tax.low_s,
-            high_s=tax.high_s,
+            tax_s=added.median_s,
+            low_s=added.low_s,
+            high_s=added.high_s,
             own_s=steady[own].median_s,
             repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
             parts_s={},
@@ -140,7 +137,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
             found = replace(
                 found,
                 transformers=steps.transformers,
-                parts_s=parts_of(steps, tax.median_s),
+                parts_s=parts_of(steps, added.median_s),
                 reads_a_token=steps.reads_a_token,
                 streamer_s=max(0.0, streamer_s),
             )
@@ -148,15 +145,15 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
     return rows
 
 
-def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
+def parts_of(steps: GenerateSteps, added_s: float) -> dict[str, float]:
     """Seconds of each part of an overhead, by PART_NAMES; parts of both loops are differences."""
     generate_s = {name: statistics.median(values) for name, values in steps.parts_s.items()}
     own_s = {name: statistics.median(values) for name, values in steps.own_s.items()}
-    parts = {name: generate_s[name] for name in PART_NAMES if name in generate_s and name not in _SHARED}
+    parts = {name: generate_s[name] for name in PART_NAMES if name in generate_s}
     parts["cache"] = generate_s["cache"] - own_s["cache"]
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
-    return {**parts, "rest": tax_s - sum(parts.values())}
+    return {**parts, "rest": added_s - sum(parts.values())}
 
 
 _CHANGES = {"graph": ChangeId.GRAPH, "compile": ChangeId.COMPILED_STEP, "static": ChangeId.STATIC_CACHE}
@@ -169,7 +166,9 @@ def change_of_engine(item: EngineDifference) -> ChangeId | None:
 
 def causes_of(item: EngineDifference) -> str:
     """The terms that make the difference between two engines, as a list in words; empty if all are small."""
-    return ", ".join(where_it_lies(item)) if item.terms else _UNKNOWN_CAUSE
+    if not item.terms:
+        return "the cause is unknown, because their time breakdowns do not add up"
+    return ", ".join(where_it_lies(item))
 
 
 def where_it_lies(item: EngineDifference) -> list[str]:

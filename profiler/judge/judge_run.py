@@ -16,7 +16,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.grid.cells import CellKey
 from profiler.judge.answer import Answer, answer_of
-from profiler.judge.cell_stages import BrokenDown, Judged, Timed
+from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
 from profiler.judge.demand import (
@@ -84,7 +84,7 @@ class BrokenDownRun:
     @property
     def unexplained(self) -> list[CellKey]:
         """Cells of which more than a fifth of the time is unexplained, the worst first."""
-        shares = {key: _unexplained_share(cell) for key, cell in self.cells.items()}
+        shares = {key: cell.terms.unexplained_s / cell.terms.latency_s for key, cell in self.cells.items()}
         return sorted((key for key in shares if shares[key] > _UNEXPLAINED_SHARE), key=lambda key: -shares[key])
 
 
@@ -141,11 +141,13 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     setting = replace(setting_of(facts), busy=bool(busy))
     # The overhead of `generate` is reported apart.
     others = [item for item in differences if item.engine not in facts.generate_engines]
-    judged, evidence = [], []
+    judged, evidence, unexplained = [], [], run.unexplained
     for key, cell in run.cells.items():
         cell = replace(cell, engines=tuple(item for item in others if item.key.on(item.against) == key))
         judged.append(replace(cell, changes=tuple(changes(cell, setting))))
-        evidence.append(evidence_of(judged[-1], facts.predicted_peak_bytes[key.cell], _in_groups(facts, cell)))
+        at_clock = _at_clock(facts, cell.timed.clock_share)
+        by_group = unexplained_by_group(at_clock, key, cell.terms.latency_s) if key in unexplained else {}
+        evidence.append(evidence_of(judged[-1], facts.predicted_peak_bytes[key.cell], by_group))
     tried = {trial.line for trials in facts.trials.values() for trial in trials}
     # What a part of the run had no time for, a later part may have tried.
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
@@ -201,10 +203,6 @@ def circumstances_of(facts: Facts) -> Circumstances:
         layers=max((work.count for work in cores), default=0),
         packs=model.kind != "gguf",
     )
-
-
-def _unexplained_share(cell: Judged) -> float:
-    return cell.terms.unexplained_s / cell.terms.latency_s
 
 
 def _timed(facts: Facts, key: CellKey, spread: RepetitionSpread) -> Timed:
@@ -269,47 +267,42 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
         # A wide interval whose conclusion is certain.
         cell = replace(cell, noise=replace(cell.noise, grade="noisy"))
         measurement = replace(measurement, cell=cell)
-    terms, lost = measurement.split, lost_s(facts, key)
+    terms, lost = measurement.terms, lost_s(facts, key)
     ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
     at_ceiling_per_s = total_work(cell.operators)[0] / ceiling_s if ceiling_s else measurement.compute_flops_per_s
-    broken_down = BrokenDown(
+    return Judged(
         measurement,
+        verdict,
         ceiling_flops_per_s=at_ceiling_per_s,  # as if every matmul were at the ceiling of its dtype
         redundant_s=redundant_s,
         lost_s=lost,
         small_kernels_s=max(0.0, terms.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
         traced_small_s=small_kernels_s(facts, key, terms, redundant_s),
         longest=facts.activity[key].longest if key in facts.activity else (),
+        ragged=ragged_step(facts, key, terms, run.steady),
+        tried=tuple(trial_results(facts.trials.get(key, ()))),
     )
-    tried = tuple(trial_results(facts.trials.get(key, ())))
-    return Judged(broken_down, verdict, ragged_step(facts, key, terms, run.steady), tried)
 
 
 def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
     key, (_, nbytes) = cell.key, total_work(cell.operators)
-    faults, tax = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
-    split, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, tax)
+    faults, generate = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
+    terms, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, generate)
     measurement = Measurement(
-        split,
+        terms,
         cell,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
         ceilings=ceilings_of(facts, key),
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
-        graph_step_s=_graph_step_s(facts, key, split.latency_s),
+        graph_step_s=_graph_step_s(facts, key, terms.latency_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
         traffic=counted_traffic(facts, key),
     )
     return measurement, redundant_s
-
-
-def _in_groups(facts: Facts, cell: Judged) -> dict[str, float]:
-    if _unexplained_share(cell) <= _UNEXPLAINED_SHARE:
-        return {}
-    return unexplained_by_group(_at_clock(facts, cell.timed.clock_share), cell.key, cell.terms.latency_s)
 
 
 def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:

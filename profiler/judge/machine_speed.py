@@ -114,8 +114,8 @@ def swing_words(facts: Facts) -> list[str]:
 
 
 def _paces(facts: Facts, repetitions: Sequence[Repetition]) -> list[NDArray[np.float64]]:
-    drift_readings = sorted(facts.drift_readings, key=lambda look: look.at_unix_s)
-    at_unix_s = [look.at_unix_s for look in drift_readings]
+    drift_readings = sorted(facts.drift_readings, key=lambda reading: reading.at_unix_s)
+    at_unix_s = [reading.at_unix_s for reading in drift_readings]
     middles = [repetition.at_unix_s + repetition.wall_s / 2 for repetition in repetitions]
     of_work = machine_times(drift_readings, on_gpu=facts.device.kind == "cuda")
     return [np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))) for times in of_work]

@@ -59,12 +59,12 @@ Its host and its kernels cannot be separated from outside. So the step is mixed,
 it was idle."""
 KERNEL_SHARE = 0.50
 """Share of the device's time that replayed kernels lose beyond their ceilings, including dequantisation."""
-KERNEL_SHARE_SURE = 0.40
+KERNEL_SHARE_LOW = 0.40
 """The least such share at the lower end of its interval."""
 KERNEL_COVERAGE = 0.70
 """Share of the ceiling time whose operators were replayed, below which no step is called slow-kernels."""
 KERNEL_UNEXPLAINED = 0.20
-"""The largest unexplained share of a slow-kernels step."""
+"""The largest unexplained share of a step whose label is slow-kernels."""
 RIDGE_BAND = 1.5
 """Intensity over ridge (or ridge over intensity), from which one ceiling is indicated."""
 DOMINANCE = 1.25
@@ -128,7 +128,7 @@ class Evidence:
 class Measurement:
     """The input of a verdict."""
 
-    split: TimeBreakdown
+    terms: TimeBreakdown
     """At the cell's clock, as `compute_flops_per_s` is."""
     cell: Timed
     compute_flops_per_s: float
@@ -198,36 +198,21 @@ def within_ceiling_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> V
     return Verdict(verdict.regime, "low", (*verdict.evidence, *evidence), (*verdict.flags, Flag.UNSTEADY))
 
 
-@dataclass(frozen=True)
 class _Shares:
     """Shares of the device's time, but overhead, link and engine of the whole step: numbers, or arrays of redraws."""
 
-    memory: Any
-    compute: Any
-    kernel: Any
-    kernel_low: Any
-    """The share at the lower end of the interval."""
-    redundant: Any
-    overhead: Any
-    link: Any
-    engine: Any
-
-
-def _shares(s: TimeBreakdown) -> _Shares:
-    # The overhead of `generate` is host time, like overhead.
-    host_s = s.overhead_s + max(0.0, s.generate_s)
-    device_s = np.maximum(s.latency_s - host_s, 1e-12)
-    lost_s = s.kernel_s + s.dequantise_s
-    return _Shares(
-        memory=(s.weights_s + s.kv_s) / device_s,
-        compute=s.compute_s / device_s,
-        kernel=lost_s / device_s,
-        kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / device_s,
-        redundant=(s.redundant_s + s.padding_s) / device_s,
-        overhead=host_s / s.latency_s,
-        link=s.link_s / s.latency_s,
-        engine=s.engine_s / s.latency_s,
-    )
+    def __init__(self, s: TimeBreakdown) -> None:
+        host_s: Any = s.overhead_s + max(0.0, s.generate_s)  # the overhead of `generate` is host time, too
+        device_s: Any = np.maximum(s.latency_s - host_s, 1e-12)
+        lost_s = s.kernel_s + s.dequantise_s
+        self.memory = (s.weights_s + s.kv_s) / device_s
+        self.compute = s.compute_s / device_s
+        self.kernel = lost_s / device_s
+        self.kernel_low = (lost_s - s.half_widths_s.get("kernel_s", 0.0)) / device_s
+        self.redundant = (s.redundant_s + s.padding_s) / device_s
+        self.overhead = host_s / s.latency_s
+        self.link: Any = s.link_s / s.latency_s
+        self.engine: Any = s.engine_s / s.latency_s
 
 
 def _has_device_time(_: Measurement, shares: _Shares) -> bool:
@@ -302,8 +287,8 @@ LIMITS: dict[Bound, Limit] = {
             "replayed in isolation, the kernels stay far below every ceiling at these shapes; other kernels or formats"
             " help.",
             "kernels",
-            lambda m, shares: _has_device_time(m, shares) and m.split.replayed_share >= KERNEL_COVERAGE,
-            lambda m, shares: _kernels_bind(m.split, shares),
+            lambda m, shares: _has_device_time(m, shares) and m.terms.replayed_share >= KERNEL_COVERAGE,
+            lambda m, shares: _kernels_bind(m.terms, shares),
         ),
         Limit(
             "link-bound",
@@ -312,7 +297,7 @@ LIMITS: dict[Bound, Limit] = {
             lambda s: s.link,
             ("link_s",),
             "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help.",
-            is_known=lambda m, _: bool(m.split.link_s),
+            is_known=lambda m, _: bool(m.terms.link_s),
         ),
     )
 }
@@ -322,7 +307,7 @@ _ENGINE = Limit(
     ENGINE_SHARE,
     lambda s: s.engine,
     text="more than the work",
-    is_known=lambda m, _: bool(m.split.engine_s),
+    is_known=lambda m, _: bool(m.terms.engine_s),
     binds=lambda m, shares: _engine_idles(m, shares),
 )
 
@@ -330,16 +315,16 @@ _ENGINE = Limit(
 def _label_over_interval(m: Measurement) -> Regime:
     """The label at the median, unless it is a very noisy step's that its breakdown does not explain."""
     if m.cell.noise.grade != "unusable":
-        return _label(m, m.split)
+        return _label(m, m.terms)
     ends = _labels_of_ends(m)
     if len(ends) == 1:
         return ends.pop()
-    explained = abs(m.split.unexplained_s) <= KERNEL_UNEXPLAINED * m.split.latency_s
-    return _label(m, m.split) if explained else "inconclusive"
+    explained = abs(m.terms.unexplained_s) <= KERNEL_UNEXPLAINED * m.terms.latency_s
+    return _label(m, m.terms) if explained else "inconclusive"
 
 
 def _labels_of_ends(m: Measurement) -> set[Regime]:
-    return {_label(m, at_latency(m.split, latency_s)) for latency_s in (m.cell.time.low_s, m.cell.time.high_s)}
+    return {_label(m, at_latency(m.terms, latency_s)) for latency_s in (m.cell.time.low_s, m.cell.time.high_s)}
 
 
 def holds_over_interval(m: Measurement, regime: Regime) -> bool:
@@ -353,7 +338,7 @@ def _label(m: Measurement, s: TimeBreakdown) -> Regime:
 
 def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     """The label of a measurement with the breakdown `s`, or an array of labels if its terms are arrays of redraws."""
-    shares = _shares(s)
+    shares = _Shares(s)
     graph_share = _graph_share(m, s)
     reached = {label: limit.reached(shares) for label, limit in LIMITS.items()}
     overhead = reached["overhead-bound"]
@@ -404,7 +389,7 @@ def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
 def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
     """Whether kernels lose so much of a step that others for the same operators recover half of it or more."""
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.redundant)
-    bind = LIMITS["slow-kernels"].reached(shares) & (shares.kernel_low >= KERNEL_SHARE_SURE)
+    bind = LIMITS["slow-kernels"].reached(shares) & (shares.kernel_low >= KERNEL_SHARE_LOW)
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
@@ -414,7 +399,7 @@ def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
 
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
-    shares = _shares(m.split)
+    shares = _Shares(m.terms)
     flops, nbytes = total_work(m.cell.operators)
     over_ridge = flops / nbytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
@@ -428,14 +413,14 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
     items = []
     if m.ceilings.issue_s is not None and m.ceilings.overlaps:
-        share = m.ceilings.issue_s / m.split.latency_s
+        share = m.ceilings.issue_s / m.terms.latency_s
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
     if m.ceilings.overlaps and m.ceilings.overhead_s:
-        share = m.ceilings.overhead_s / m.split.latency_s
+        share = m.ceilings.overhead_s / m.terms.latency_s
         items.append(Evidence("all overhead, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0))
-    if (graph := _graph_share(m, m.split)) is not None:
+    if (graph := _graph_share(m, m.terms)) is not None:
         saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
         items.append(
@@ -466,7 +451,7 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
 
 
 def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
-    s, overhead_s = m.split, m.ceilings.overhead_s or 0.0
+    s, overhead_s = m.terms, m.ceilings.overhead_s or 0.0
     replayed = regime == "overhead-bound" and m.graph_step_s is not None and overhead_s > 0
     # A graph removes the host's time if it saves at least half of the overhead.
     saves = s.latency_s - (m.graph_step_s or 0.0) >= overhead_s / 2
@@ -506,14 +491,14 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
     score = min((1 + agreement) / 2, _stability(m, regime))
     # A ceiling scaled to another clock is an estimate, and a driver may report a wrong clock.
     estimated = m.ceilings.overhead_s is None or not m.ceilings.measured or m.cell.clock_share < THROTTLED
-    if m.cell.noise.grade != "quiet" or estimated or exceeds_step(m.split):
+    if m.cell.noise.grade != "quiet" or estimated or exceeds_step(m.terms):
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 
 
 def _stability(m: Measurement, regime: Regime) -> float:
     """The share of redraws that give the same label: times within their interval, ceilings within 3 %."""
-    s, sigma = m.split, m.cell.half_width_s / 2
+    s, sigma = m.terms, m.cell.half_width_s / 2
     memory, compute, overhead, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
     latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
     memory, compute, overhead = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * overhead

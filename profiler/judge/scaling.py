@@ -106,27 +106,25 @@ class DoublingTest:
 
 def scaling(
     cells: Sequence[Timed], axis: Axis, drift: float = 0.0, *, fixed: Mapping[str, str | int] | None = None,
-    predicted: float | None = None, no_room: int | None = None,
+    predicted: float | None = None, oom_at: int | None = None,
 ) -> DoublingTest:  # fmt: skip
-    """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
+    """Slopes between neighbouring sizes, the best size, and the knee.
 
-    `cells` are measured, one per size along `axis`. `drift` is the machine's drift over the run, as a share.
-    Differences between sizes are no more certain than that, unless the sizes were timed in turn. `no_room` is the
-    smallest size that ran out of memory.
+    `cells` are measured, one per size along `axis`, of two sizes or more. `drift` is the machine's drift over the run,
+    as a share. Differences between sizes are no more certain than that, unless the sizes were timed in turn.
+    `oom_at` is the smallest size that ran out of memory.
     """
 
     def size(cell: Timed) -> int:
         return size_of(cell.key, axis)
 
     ordered = sorted(cells, key=size)
-    if len(ordered) < 2:
-        raise ValueError("a slope needs two sizes or more")
     doublings = tuple(_doubling(smaller, larger, axis, drift) for smaller, larger in itertools.pairwise(ordered))
     knee, between = _knee(doublings)
     best = ordered[best_of([cell.tokens_per_s for cell in ordered])]
     drifted = max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
     test = DoublingTest(axis, fixed or {}, doublings, size(best), size(ordered[-1]), knee, predicted, (), between)
-    sentences = _knee_sentences(test, no_room, drifted)
+    sentences = _knee_sentences(test, oom_at, drifted)
     sentences.append(f"Most tokens/s: {axis} {test.best} (largest measured: {test.largest}).")
     # Sizes that may have more, given the machine's drift between the repetitions of both.
     rivals = []
@@ -154,9 +152,8 @@ def best_of(tokens_per_s: Sequence[float]) -> int:
 def _knee(doublings: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | None]:
     """(knee, None), or (None, the sizes between which it is) if the slopes' intervals do not determine it."""
     flat = max((index for index, item in enumerate(doublings) if item.high < _KNEE_SLOPE), default=-1)
-    steep = len(doublings)
-    while steep > 0 and doublings[steep - 1].low >= _KNEE_SLOPE:
-        steep -= 1
+    at_the_end = itertools.takewhile(lambda item: item.low >= _KNEE_SLOPE, reversed(doublings))
+    steep = len(doublings) - len(list(at_the_end))
     knee = doublings[steep].smaller if steep < len(doublings) else None
     if flat == steep - 1:
         return knee, None
@@ -243,7 +240,7 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
     return "undecided"
 
 
-def _knee_sentences(test: DoublingTest, no_room: int | None, drifted: float) -> list[str]:
+def _knee_sentences(test: DoublingTest, oom_at: int | None, drifted: float) -> list[str]:
     what, first, knee = test.axis, test.doublings[0].smaller, test.knee_measured
     if test.knee_between is not None:
         low, high = test.knee_between
@@ -253,7 +250,7 @@ def _knee_sentences(test: DoublingTest, no_room: int | None, drifted: float) -> 
             f" for time that grows with the {what} and for time that does not."
         )
     elif knee is None:
-        then = f", so a larger {what} costs little" if no_room is None else f"; {what} {no_room} ran out of memory"
+        then = f", so a larger {what} costs little" if oom_at is None else f"; {what} {oom_at} ran out of memory"
         found = f"Up to {what} {test.largest}, time grows clearly more slowly than the {what}{then}."
     elif knee == first:
         found = f"Time grows with the {what} from the first doubling on."
@@ -294,19 +291,19 @@ def doubling_tests(cells: Sequence[Timed], ceilings: Ceilings, drift: float = 0.
     `drift` is the machine's drift over the run, as a share.
     """
     groups: dict[Series, list[Timed]] = {}
-    no_room: dict[Series, int] = {}
+    oom_at: dict[Series, int] = {}
     for cell in cells:
         for series in series_of(cell.key):
             if cell.status == "ok":
                 groups.setdefault(series, []).append(cell)
             elif cell.status == "oom":
                 size = size_of(cell.key, series[0])
-                no_room[series] = min(size, no_room.get(series, size))
+                oom_at[series] = min(size, oom_at.get(series, size))
     tests = []
     for (axis, values), group in groups.items():
         by_size = {size_of(cell.key, axis): cell.operators for cell in group}
         if len(by_size) > 1:
             predicted = None if axis == "context" else compute_bound_by_counts(by_size, ceilings)
-            fixed, full = dict(zip(_FIXED[axis], values, strict=True)), no_room.get((axis, values))
-            tests.append(scaling(group, axis, drift, fixed=fixed, predicted=predicted, no_room=full))
+            fixed, full = dict(zip(_FIXED[axis], values, strict=True)), oom_at.get((axis, values))
+            tests.append(scaling(group, axis, drift, fixed=fixed, predicted=predicted, oom_at=full))
     return sorted(tests, key=lambda test: list(_FIXED).index(test.axis))

@@ -80,10 +80,10 @@ def _weight_read(ceilings: Ceilings) -> Iterator[str]:
         )
 
 
-def _moved(ceilings: Ceilings, drift_readings: Sequence[CeilingsRemeasured]) -> Iterator[str]:
+def _moved(ceilings: Ceilings, remeasured: Sequence[CeilingsRemeasured]) -> Iterator[str]:
     parts = [
         f"{name} from {scaled(first.per_s, unit)} to {scaled(later.per_s, unit)}"
-        for name, unit, first, later in (moved(ceilings, drift_readings[-1]) if drift_readings else ())
+        for name, unit, first, later in (moved(ceilings, remeasured[-1]) if remeasured else ())
     ]
     if parts:
         yield (

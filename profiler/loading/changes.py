@@ -181,9 +181,7 @@ WITHOUT_CUDNN = Change(
     new_lengths=True,
 )
 UNWINDOWED = Change(
-    ChangeId.UNWINDOWED,
-    "grouped heads on a cache that does not roll",
-    statement="model.config.sliding_window = None",
+    ChangeId.UNWINDOWED, "grouped heads on a cache that does not roll", statement="model.config.sliding_window = None"
 )
 KEPT_PAGES = Change(
     ChangeId.KEPT_PAGES,

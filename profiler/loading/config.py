@@ -30,11 +30,10 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
         try:
             where, extra = pretrained_location(source)
             raw, _ = PreTrainedConfig.get_config_dict(where, **extra)
-            _check_claims(raw)
             if source.kind == "gguf":
-                config = AutoConfig.for_model(**raw)  # reading the file again takes seconds
-            else:
-                config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
+                return config_from(raw, source.name)  # reading the file again takes seconds
+            _check_claims(raw)
+            config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
             _check_sizes(config)
         except ModelError:
             raise

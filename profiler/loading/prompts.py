@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,11 @@ class Prompts:
         lens = [cell.prompt_len] * cell.batch_size
         if batch and longest(batch) == cell.prompt_len:
             lens = [request.prompt_len for request in batch]
-        return self._rows(lens, cell.prompt_len, pads=cell.engine == PADDED_ENGINE)
-
-    def _rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
-        """Token ids [len(lens), width], first of prompts of these lengths: padded on the left, or else repeated."""
+        width, pads = cell.prompt_len, cell.engine == PADDED_ENGINE
         if not self.real:
             generator = torch.Generator().manual_seed(1_000_003 * len(lens) + width)
             return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
+        # First the prompts of these lengths: padded on the left, or else repeated.
         of_length = {
             length: itertools.cycle(sorted(self.real, key=lambda prompt: len(prompt) != length)) for length in set(lens)
         }
@@ -118,7 +116,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str | list[Any]]]:
     as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or bool(_fields(lines[0][1]))
     for number, line in lines:
         where = f"--prompts: line {number} of {path.name}"
-        yield where, _requested(line, where) if as_json else line
+        yield where, _prompt_in(line, where) if as_json else line
 
 
 def _fields(line: str) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def _fields(line: str) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _requested(line: str, where: str) -> str | list[Any]:
+def _prompt_in(line: str, where: str) -> str | list[Any]:
     fields = _fields(line)
     for name, kind in (("messages", list), ("prompt", str)):
         if isinstance(value := fields.get(name), kind) and value:
@@ -139,13 +137,13 @@ def _requested(line: str, where: str) -> str | list[Any]:
     raise RequestError(f'{where} {why}; write {{"prompt": "..."}} on each line.')
 
 
-def _encoded(tokenizer: Any, requested: str | list[Any], where: str) -> list[int]:
-    if isinstance(requested, list) and not tokenizer.chat_template:
+def _encoded(tokenizer: Any, prompt: str | list[Any], where: str) -> list[int]:
+    if isinstance(prompt, list) and not tokenizer.chat_template:
         raise RequestError(f"{where} has messages, but the tokenizer has no chat template; write a `prompt`.")
     try:
         if not tokenizer.chat_template:
-            return list(tokenizer(requested).input_ids)
-        messages = requested if isinstance(requested, list) else [{"role": "user", "content": requested}]
+            return list(tokenizer(prompt).input_ids)
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
     except Exception as error:
         raise RequestError(f"{where} cannot be encoded: {first_line(error)}.") from error

@@ -13,7 +13,6 @@ from torch import nn
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Experts, ModelWork, Operator
 from profiler.counting.walk import called_modules
-from profiler.device.machine import Machine
 from profiler.engines.base import DecodeState
 from profiler.engines.caches import emptied, rewind, static_cache, unwindowed
 from profiler.engines.registry import ENGINES
@@ -27,9 +26,8 @@ from profiler.quant.storage import is_linear, stored
 CapturedCall = Callable[[], object]
 
 # With several layers, operands do not stay in a cache between calls; the least number is used if memory is short.
-_MOST_LAYERS = 8
-_LEAST_LAYERS = 2
-_ROOM_SHARE = 0.05
+_LEAST_LAYERS, _MOST_LAYERS = 2, 8
+_MEMORY_SHARE = 0.05
 
 
 class _CaughtError(Exception):
@@ -117,11 +115,9 @@ def answered(
     def forward(
         module: nn.Module, plain_forward: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any
     ) -> Any:
-        return once((*kind_of(module), x.shape), partial(plain_forward, x, *args, **options))
-
-    def kind_of(module: nn.Module) -> tuple[object, ...]:
         weight = stored(module) if is_linear(module) else None
-        return (type(module), weight and (weight.in_features, weight.out_features))
+        widths = weight and (weight.in_features, weight.out_features)
+        return once((type(module), widths, x.shape), partial(plain_forward, x, *args, **options))
 
     with nullcontext() if attends else _wrapped_attention(attention), ExitStack() as patches:
         for module in skipped:
@@ -130,7 +126,6 @@ def answered(
 
 
 def _zeros_like(result: Any) -> Any:
-    """A copy of a call's result with zeros in its tensors."""
     if isinstance(result, torch.Tensor):
         return torch.zeros_like(result)
     return tuple(_zeros_like(part) for part in result) if isinstance(result, tuple) else result
@@ -142,19 +137,16 @@ def callable_modules(model: Any, work: ModelWork, room_bytes: float, step: Step)
     A core's operands stay in memory until they are replayed, so only the layers that fit into a share of `room_bytes`
     are used. Experts differ in their weights, so all of them are called.
     """
-    return {
-        operator: modules[: _layers(operator, room_bytes, step)] if isinstance(operator, AttentionCore) else modules
-        for operator, modules in called_modules(model, work).items()
-    }
-
-
-def _layers(core: AttentionCore, room_bytes: float, step: Step) -> int:
-    operands = step.batch * (
-        step.query * core.query_heads * core.qk_dim
-        + (step.query + step.context) * core.kv_heads * (core.qk_dim + core.v_dim)
-    )
-    fitting = int(_ROOM_SHARE * room_bytes / max(1, float(operands) * core.itemsize))
-    return min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
+    called: dict[Operator, list[nn.Module]] = {}
+    for op, modules in called_modules(model, work).items():
+        layers = len(modules)
+        if isinstance(op, AttentionCore):
+            keys_and_values = (step.query + step.context) * op.kv_heads * (op.qk_dim + op.v_dim)
+            operands = step.batch * (step.query * op.query_heads * op.qk_dim + keys_and_values)
+            fitting = int(_MEMORY_SHARE * room_bytes / max(1, float(operands) * op.itemsize))
+            layers = min(_MOST_LAYERS, max(_LEAST_LAYERS, fitting))
+        called[op] = modules[:layers]
+    return called
 
 
 def masks_of_uncaptured_steps() -> AbstractContextManager[None]:
@@ -169,12 +161,9 @@ def masks_of_uncaptured_steps() -> AbstractContextManager[None]:
 
 
 class ReusedCache(StaticEngine):
-    """A static cache that is emptied before each prefill; creating one copies numbers to the GPU, which no capture
-    allows."""
+    """A static cache, emptied before each prefill: making one copies numbers to the GPU, which no capture allows."""
 
-    def __init__(self, model: Any, machine: Machine) -> None:
-        super().__init__(model, machine)
-        self._reused: Any = None
+    _reused: Any = None
 
     def _slots(self, batch: int, slots: int) -> Any:
         if self._reused is None:
@@ -207,12 +196,9 @@ class UsedCache(CapturableCache):
 
 
 class EmptiedCache(EagerEngine):
-    """A growing cache that is emptied before each prefill, if it can be. A new one with windows copies their length to
-    the GPU (transformers' cache_utils.py, `DynamicSlidingWindowLayer`), which no capture allows."""
+    """A growing cache, emptied before each prefill if possible: a new one with windows copies lengths to the GPU."""
 
-    def __init__(self, model: Any, machine: Machine) -> None:
-        super().__init__(model, machine)
-        self._reused: Any = None
+    _reused: Any = None
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         state = self._prefill(ids_BS, emptied(self._reused))

@@ -61,10 +61,7 @@ def _is_dense(module: Any) -> bool:
 
 
 def dense_copies(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float) -> list[nn.Linear]:
-    """A dense linear of random weights for each packed one, in at most about `room_bytes`.
-
-    If that is not enough for all, linears of a shape share weights in turn, as few as needed.
-    """
+    """A dense linear of random weights for each packed one; if `room_bytes` is short, those of a shape take turns."""
     whole_bytes = sum(ins * outs for ins, outs, _ in (each.shape for each in linears)) * dtype.itemsize
     share = min(1.0, min(room_bytes, _MOST_BYTES) / max(1, whole_bytes))
     made: dict[tuple[int, int, bool], list[nn.Linear]] = {}
@@ -75,24 +72,21 @@ def dense_copies(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes
         if len(of_shape) < math.ceil(share * count):
             tensors = (*each.module.parameters(recurse=False), *each.module.buffers(recurse=False))
             device = tensors[0].device if tensors else torch.device("cpu")
-            of_shape.append(_random_linear(*each.shape, dtype, device))
+            ins, outs, bias = each.shape
+            linear = nn.Linear(ins, outs, bias=bias, dtype=dtype, device="meta").to_empty(device=device)
+            with torch.no_grad():
+                for parameter in linear.parameters():
+                    parameter.normal_(std=_SPREAD)
+            of_shape.append(linear.requires_grad_(False))
             copies.append(of_shape[-1])
         else:
             copies.append(of_shape[number % len(of_shape)])
     return copies
 
 
-def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> nn.Linear:
-    linear = nn.Linear(ins, outs, bias=bias, dtype=dtype, device="meta").to_empty(device=device)
-    with torch.no_grad():
-        for parameter in linear.parameters():
-            parameter.normal_(std=_SPREAD)
-    return linear.requires_grad_(False)
-
-
 @contextlib.contextmanager
 def replaced(linears: Sequence[PackedLinear], copies: Sequence[nn.Linear]) -> Iterator[None]:
-    """A context in which the model computes with `overhead models` in place of its packed linears."""
+    """Context manager in which a model computes with `copies` in place of its packed linears."""
     try:
         for each, copy in zip(linears, copies, strict=True):
             setattr(each.parent, each.name, copy)

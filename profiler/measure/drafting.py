@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,15 +28,15 @@ from profiler.measure.subject import Subject
 from profiler.patching import patched
 
 NGRAM = "ngram"
-"""The draft that looks the last tokens up in the text so far, and copies what followed them there."""
+"""Drafts that copy what followed the last tokens where the text had them before."""
 _NGRAM_TOKENS = 10
-"""Tokens that it copies: the default of transformers' `PromptLookupCandidateGenerator`."""
+"""Tokens of each: the default of transformers' `PromptLookupCandidateGenerator`."""
 _TURNS = 3
 
 
 @dataclass(frozen=True)
 class Draft:
-    """The requested drafts, and the prompt on which they are tried."""
+    """The drafts to try, and the prompt for it."""
 
     name: str
     """`ngram`, or the name of a draft model."""
@@ -46,10 +46,7 @@ class Draft:
 
 
 def draft_of(name: str, request: ModelRequest, config: Any, new_tokens: int) -> Draft:
-    """Check a request for drafts before anything is loaded.
-
-    Raises RequestError for random weights, which accept no draft, and for a draft model of another vocabulary.
-    """
+    """Check a request for drafts. Raises RequestError for random weights, which accept none, or another vocabulary."""
     if request.weights != "checkpoint":
         raise RequestError(
             f"--draft {name}: {request.source.name} has random weights here, which accept no draft; give a checkpoint,"
@@ -92,8 +89,7 @@ def measure_drafts(
 ) -> Drafting:
     """Answer the prompt with and without drafts in turn, and compute the floors of both at the grid's batches.
 
-    Both answer `turns` times after one warm-up. Without a draft model nothing is loaded. Raises ModelError if it does
-    not load, and what `generate` raises.
+    Both answer `turns` times after a warm-up. Raises ModelError for a draft model that does not load.
     """
     machine, model = subject.machine, subject.loaded.module
     drafting, options, work = draft.request, dict[str, Any](prompt_lookup_num_tokens=_NGRAM_TOKENS), None
@@ -101,8 +97,7 @@ def measure_drafts(
         assistant = load(drafting, load_config(drafting.source, drafting.trust_remote_code)).module
         options, work = {"assistant_model": assistant}, walk(assistant)
     prompt = torch.tensor([list(draft.prompt)], device=machine.device)
-    assisted: list[_Answer] = []
-    plain: list[_Answer] = []
+    assisted, plain = list[_Answer](), list[_Answer]()
     with torch.inference_mode(), no_gc(), quiet_libraries():
         for _ in range(1 + turns):
             assisted.append(_answer(model, machine, prompt, new_tokens, options))
@@ -123,15 +118,27 @@ def measure_drafts(
         assisted_s=tuple(answer.later_s for answer in assisted[1:]),
         drafting_s=tuple(sum(answer.drafting_s[1:]) for answer in assisted[1:]),
         plain_s=tuple(answer.later_s for answer in plain[1:]),
-        floors=tuple(
-            draft_floor(subject.work, work, batch, typical, context, ceilings, dtype_name(subject.request.dtype))
-            for batch in subject.grid.batch_sizes
-        ),
+        floors=tuple(_floors(subject, work, typical, context, ceilings)),
     )
 
 
+def _floors(
+    subject: Subject, drafting: ModelWork | None, drafted: int, context: int, ceilings: Ceilings
+) -> Iterator[DraftFloor]:
+    """Floors at the grid's batches. A draft model makes each draft in a step; copies of n-grams take no time here."""
+    here, dtype = ceilings.ceiling_set(""), dtype_name(subject.request.dtype)
+
+    def floor_s(of: ModelWork, batch: int, count: int) -> float:
+        return float(sum(ceiling_times(of, verifying(batch, count, context), here, dtype)))
+
+    for batch in subject.grid.batch_sizes:
+        drafting_s = drafted * floor_s(drafting, batch, 0) if drafting is not None else 0.0
+        one_s, verifying_s = (floor_s(subject.work, batch, count) for count in (0, drafted))
+        yield DraftFloor(batch, drafted, one_s, verifying_s, drafting_s)
+
+
 def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int, options: dict[str, Any]) -> _Answer:
-    """Return a greedy answer; `options` are those of assisted generation, or empty."""
+    """A greedy answer; `options` are those of assisted generation, or empty."""
     answer = _Answer([], math.nan, [], [], [])
     ends: list[float] = []
 
@@ -144,7 +151,17 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
 
     def watched_generator(*args: Any, **named: Any) -> Any:
         generator = generator_of(*args, **named)
-        generator.get_candidates = _watched(generator.get_candidates, machine, answer)
+        candidates_of = generator.get_candidates
+
+        def watched(input_ids: torch.Tensor, *args: Any, **named: Any) -> Any:
+            start_s = machine.now_s()
+            candidates = candidates_of(input_ids, *args, **named)
+            answer.drafting_s.append(machine.now_s() - start_s)
+            answer.lengths.append(input_ids.shape[1])
+            answer.drafted.append(candidates[0].shape[1] - input_ids.shape[1])
+            return candidates
+
+        generator.get_candidates = watched
         return generator
 
     hook = model.register_forward_hook(after_forward)
@@ -165,33 +182,3 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
     answer.later_s = machine.now_s() - ends[0]
     answer.tokens = tokens[0, prompt.shape[1] :].tolist()
     return answer
-
-
-def _watched(candidates_of: Callable[..., Any], machine: Machine, answer: _Answer) -> Callable[..., Any]:
-    """The candidate generator's method, which adds the length, the drafts and the seconds of each call to `answer`."""
-
-    def watched(input_ids: torch.Tensor, *args: Any, **named: Any) -> Any:
-        start_s = machine.now_s()
-        candidates = candidates_of(input_ids, *args, **named)
-        answer.drafting_s.append(machine.now_s() - start_s)
-        answer.lengths.append(input_ids.shape[1])
-        answer.drafted.append(candidates[0].shape[1] - input_ids.shape[1])
-        return candidates
-
-    return watched
-
-
-def draft_floor(
-    work: ModelWork, drafting: ModelWork | None, batch: int, drafted: int, context: int, ceilings: Ceilings, dtype: str
-) -> DraftFloor:
-    """Return the least seconds of a step of one token, of one that verifies `drafted` ones, and of drafting these.
-
-    A draft model (`drafting`) makes each in a step of its own; copies of n-grams take no time here.
-    """
-    here = ceilings.ceiling_set("")
-
-    def floor_s(of: ModelWork, count: int) -> float:
-        return float(sum(ceiling_times(of, verifying(batch, count, context), here, dtype)))
-
-    drafting_s = drafted * floor_s(drafting, 0) if drafting is not None else 0.0
-    return DraftFloor(batch, drafted, floor_s(work, 0), floor_s(work, drafted), drafting_s)

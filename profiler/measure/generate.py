@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,9 +20,7 @@ from profiler.measure.subject import Subject
 from profiler.patching import patched
 
 # Both loops run this often in turn, for at most this many tokens; the first turn warms up.
-_TURNS = 3
-_MOST_TOKENS = 16
-_STEP = "step"
+_TURNS, _MOST_TOKENS = 3, 16
 
 PartTimes = dict[str, list[float]]
 
@@ -33,7 +32,7 @@ def time_generate(subject: Subject, cells: Sequence[Cell], budget_s: float) -> I
     """
     deadline_s = subject.machine.now_s() + budget_s
     for cell in cells:
-        if not subject.engines[cell.engine].taxes:
+        if not subject.engines[cell.engine].calls_generate:
             continue
         if subject.machine.now_s() > deadline_s:
             return
@@ -48,10 +47,11 @@ def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
     own_loop, engine = EagerEngine(model, subject.machine), GenerateEngine(model, subject.machine)
     ids = subject.prompts.of(cell).to(subject.machine.device)
     tokens = min(_MOST_TOKENS, cell.new_tokens)
+    streamer = SimpleNamespace(put=lambda tokens: None, end=lambda: None)  # the cheapest: each token goes to the host
     runs: list[Callable[[Callable[[], object]], object]] = [
         functools.partial(own_loop.call, ids, tokens),
         functools.partial(engine.call, ids, tokens),
-        functools.partial(engine.call, ids, tokens, streamer=_NullStreamer()),
+        functools.partial(engine.call, ids, tokens, streamer=streamer),
     ]
     own, inside, streamed = parts = PartTimes(), PartTimes(), PartTimes()
     for turn in range(_TURNS):
@@ -68,23 +68,13 @@ def _generate_steps(subject: Subject, cell: Cell) -> GenerateSteps:
     )
 
 
-class _NullStreamer:
-    """The cheapest streamer: it gets every token on the host."""
-
-    def put(self, value: object) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
 def _add_steps(steps: PartTimes, model: Any, run: Callable[[Callable[[], object]], object]) -> None:
     """Add the seconds of each part to `steps`, per decode step; the first one, which grows the cache, is left out."""
     totals_by_step: list[tuple[float, dict[str, float]]] = []
     with _timed(model) as totals:
         run(lambda: totals_by_step.append((now_s(), dict(totals))))
     for (before_s, before), (after_s, after) in itertools.pairwise(totals_by_step[2:]):
-        steps.setdefault(_STEP, []).append(after_s - before_s)
+        steps.setdefault("step", []).append(after_s - before_s)
         for name in after:
             steps.setdefault(name, []).append(after[name] - before[name])
 
@@ -124,16 +114,12 @@ def _timed(model: Any) -> Iterator[dict[str, float]]:
         yield totals
 
 
-_READS = frozenset(
-    (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default)
-)
+_READS = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default
 """The operators of `.item()`, `bool(tensor)` and printing, in any mode; a GPU's host waits for each."""
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: int = 0
+    reads = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear, ModelWork
-from profiler.counting.walk import LinearKey, linear_key, linear_modules
+from profiler.counting.walk import linear_key, linear_modules
 from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import Replay, Replays
@@ -38,9 +38,8 @@ from profiler.stats import timing_of
 _CALLS_SHARE = 0.3
 # Kernels that only convert are few, and also run inside the linears.
 _CONVERSIONS_SHARE = 0.3
-# The shortest time of a replay, in steps, by whether it is captured. A graph of all layers runs five times. Otherwise
-# one layer's linears run twice; for the calls, the whole step runs once to capture them, and its small kernels run
-# twice.
+# The shortest time of a replay, in steps, by whether it is captured: a graph of all layers runs five times. Otherwise
+# one layer's linears run twice; to capture calls, the whole step runs once, and its small kernels run twice.
 _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
@@ -50,9 +49,10 @@ Linears = dict[Linear, list[nn.Module]]
 """The linears of a model that can be called by themselves, each with its modules, one per layer."""
 
 
-def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> Linears:
+def replayable_linears(work: ModelWork, model: nn.Module) -> Linears:
     """Return the linears that the walk counted, with their modules."""
-    operators = {linear_key(op): op for op in work.operators if isinstance(op, Linear) and linear_key(op) in modules}
+    modules = linear_modules(model)
+    operators = {linear_key(op): op for op in work.of_kind(Linear) if linear_key(op) in modules}
     return {op: modules[key] for key, op in operators.items()}
 
 
@@ -70,10 +70,9 @@ def replay_kernels(
     their linears get the same rows and find as much of their weights in a cache.
 
     `budget_s` is for all replays. A replay that takes longer than the time left, estimated from its step in `steps_s`,
-    is left out. `guard` suppresses the error of a replay that fails, which keeps what it had. Raises DeviceError if the
-    device is lost.
+    is left out. `guard` suppresses the error of a replay that fails, but not DeviceError for a lost device.
     """
-    linears = replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    linears = replayable_linears(subject.work, subject.loaded.module)
     shapes = _keys_by_shape(subject, linears, [key for cell in cells for key in cell.keys], ceilings)
     machine, steps_s = subject.machine, steps_s or {}
     end_s = machine.now_s() + budget_s
@@ -103,7 +102,6 @@ def replay_kernels(
 def _until_failure(
     measure: Callable[[], Iterator[Replay]], guard: Callable[[], AbstractContextManager[None]]
 ) -> tuple[Replay, ...]:
-    """The replays that `measure` yields until it fails."""
     replays: list[Replay] = []
     with guard():
         replays.extend(measure())
@@ -116,7 +114,7 @@ def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings
     A library may change its kernel between two cells. oneDNN's AMX matmuls of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
-    machine, linears = subject.machine, replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    machine, linears = subject.machine, replayable_linears(subject.work, subject.loaded.module)
     shapes = sorted(_keys_by_shape(subject, linears, keys, ceilings).values(), key=lambda users: users[0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
     for index, users in enumerate(shapes):
@@ -159,10 +157,7 @@ def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[Linear, i
 
 
 def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
-    """Replay attention and experts of a cell's step with the arguments of that step.
-
-    A step whose cache only a prefill can fill is not replayed.
-    """
+    """Replay attention and experts with the arguments of a cell's step, unless only a prefill can fill its cache."""
     machine, step, page_fault_s = subject.machine, Step.of(key), ceilings.page_fault_s
     modules = callable_modules(subject.loaded.module, subject.work, machine.available_bytes(), step)
     try:
@@ -195,8 +190,7 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
 
 
 def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
-    """Return the seconds of a step whose linears, attention and experts are answered at once. It is captured; on a CPU,
-    the same prefill of one token (its overhead) is subtracted."""
+    """Return the seconds of a step whose large kernels are `answered`; on a CPU, less those of one token."""
     machine, small, page_fault_s = subject.machine, step_of(subject, key), ceilings.page_fault_s
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject, ceilings)
@@ -219,11 +213,9 @@ def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
 def _replay_linears(
     subject: Subject, linears: Linears, key: CellKey, ceilings: Ceilings, budget_s: float
 ) -> Iterator[Replay]:
-    """Every linear over the rows that a cell's step gives it."""
     machine, request = subject.machine, subject.request
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
-    last = key.cell.batch_size
-    sliced = [op for op in linears if op.rows == "last" and rows[op] == last != key.tokens]
+    sliced = [op for op in linears if op.rows == "last" and rows[op] == key.cell.batch_size != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
     cold_bytes, page_fault_s = cold_bytes_of(subject, ceilings), ceilings.page_fault_s
@@ -256,8 +248,7 @@ def conversions(
 def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
     """Return steps that fill the gaps between the rows (tokens) of `keys`: each number is doubled up to the next.
 
-    Fewer rows than any prompt has are a decode step of that many sequences; more rows are one prompt. Each engine gets
-    its own steps.
+    Fewer rows than any prompt has are a decode step of that many sequences; more are a prompt. Each engine has its own.
     """
     prompts = [key.tokens for key in keys if key.phase == "prefill"]
     shortest = min(prompts, default=math.inf)

@@ -53,7 +53,6 @@ class Switch:
             undo()
 
     def _execute(self) -> Callable[[], object]:
-        """Execute the statement, and return a function that undoes it."""
         change, names = self._change, self._names
         if change.undoing or not change.statement:
             exec(change.statement, {}, names)

@@ -43,8 +43,8 @@ def time_formats(
     next to 7.8 ms of dense Mistral-7B on an H200, where whole steps as graphs take 6.8 and 7.4.
     """
     machine, end_s, found = subject.machine, subject.machine.now_s() + budget_s, []
-    operators = replayable_linears(subject.work, linear_modules(subject.loaded.module))
-    whole = {linear_key(op): modules for op, modules in operators.items()}
+    linears = replayable_linears(subject.work, subject.loaded.module)
+    whole = {linear_key(op): modules for op, modules in linears.items()}
     formats = _few_of_each(subject, config, whole, room_bytes, end_s - budget_s / 2)
     each_s = (end_s - machine.now_s()) / (len(_ROWS) * max(1, len(formats)))
     cold_bytes = cold_bytes_of(subject, ceilings)
@@ -96,7 +96,7 @@ def _few_of_each(
 
 
 def kernel_of(modules: Sequence[Any], dtype: torch.dtype, rows: int, device: torch.device) -> str:
-    """The product or conversion of the largest packed linear that takes the host longest: `bitsandbytes::gemv_4bit`."""
+    """The matmul or conversion of the largest packed linear that takes the host longest: `bitsandbytes::gemv_4bit`."""
     largest = max(modules, key=lambda module: (stored(module).format not in DTYPES, stored(module).weight_bytes))
     x = torch.randn(rows, 1, stored(largest).in_features, dtype=dtype, device=device)
     with torch.inference_mode(), recorded(cuda=False) as seen:

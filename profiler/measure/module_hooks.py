@@ -134,11 +134,21 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
         return []
     seen: list[tuple[int, float, int]] = []
     touched = []
+
+    def note(operator: Experts, module: object, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Add (distinct experts, their expected number, all experts) of a call, given [tokens, k] indices."""
+        for value in (*args, *named.values()):
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64) and value.dim() == 2:
+                real = value[(value >= 0) & (value < operator.num_experts)]
+                expected = float(operator.touched(value.shape[0]))
+                seen.append((real.unique().numel(), expected, operator.num_experts))
+                return
+
     with torch.inference_mode(), ExitStack() as hooks:
         for name, module in subject.loaded.module.named_modules():
             if (operator := operators.get(collapse_numbers(name))) is not None:
-                note = partial(_note, operator, seen)
-                hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+                hook = module.register_forward_pre_hook(partial(note, operator), with_kwargs=True)
+                hooks.callback(hook.remove)
         engine.announce(cell, 0)
         engine.prepare(cell.batch_size, cell.slots)
         state = engine.prefill(subject.prompts.of(cell).to(device), cell.slots)
@@ -148,18 +158,6 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
             state = engine.decode(state)
         touched += _mean(CellKey("decode", cell), seen)
     return touched
-
-
-def _note(
-    operator: Experts, seen: list[tuple[int, float, int]], module: object, args: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    """Add (distinct experts, their expected number, all experts) of one call: [tokens, k] indices are an argument."""
-    for value in (*args, *named.values()):
-        if isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64) and value.dim() == 2:
-            real = value[(value >= 0) & (value < operator.num_experts)]
-            expected = float(operator.touched(value.shape[0]))
-            seen.append((real.unique().numel(), expected, operator.num_experts))
-            return
 
 
 def _mean(key: CellKey, seen: list[tuple[int, float, int]]) -> list[ExpertsTouched]:

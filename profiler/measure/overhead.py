@@ -18,7 +18,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from profiler.counting.walk import linear_modules, walk
+from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.device import processor
 from profiler.device.machine import Machine
@@ -47,13 +47,12 @@ from profiler.user_cache import cache_path, read_recent, write_cache
 
 OVERHEAD_MODEL_STEPS = 24
 _LOOP_STEPS = 12
-"""Steps of one loop of the overhead model by itself; few, since each new KV length costs an H100 more than two
-steps."""
-_OVERHEAD_MODEL_RUN = 4
-_OVERHEAD_MODEL_LOOPS, _OVERHEAD_MODEL_LEAST_LOOPS = 5, 2
-_OVERHEAD_MODEL_PROMPT = 8
-_OVERHEAD_MODEL_SLOTS = _OVERHEAD_MODEL_PROMPT + OVERHEAD_MODEL_STEPS
-_OVERHEAD_MODEL_REPLAY_S = 0.05
+"""Steps of a loop of the overhead model by itself; few: each new KV length costs an H100 more than two steps."""
+_IN_A_ROW = 4
+_LOOPS, _LEAST_LOOPS = 5, 2
+_PROMPT = 8
+_SLOTS = _PROMPT + OVERHEAD_MODEL_STEPS
+_REPLAY_S = 0.05
 _ALONE_SHARE, _AMONG_SHARE = 0.2, 0.6
 """Shares of an engine's time on a CPU: for the overhead model by itself, and for its steps among the weights."""
 _LEAST_S = 1.0
@@ -77,8 +76,7 @@ def measure_overhead(
     """Return the overhead of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
     Batch sizes that are not begun within the time of all are left out, except the first; so is an engine at twice its
-    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps of the overhead model take as
-    long.
+    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps still take as long.
 
     It is measured on the overhead model. Decode steps of a compiling engine are left out: the overhead model's compiled
     code would differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is
@@ -87,8 +85,7 @@ def measure_overhead(
     On a CPU, a step's weights stream through the caches between its operators, so that Python and the dispatcher run
     cold. An overhead model that steps by itself is too fast: 6.2 instead of 10.6 ms for SmolLM2-135M on two cores. Each
     of the model's own linears therefore runs inside the overhead model's step, just before the overhead model's, and
-    its time is subtracted on the spot. Subtracting the time of all linears, measured minutes apart, would leave a small
-    difference of two long times.
+    its time is subtracted at once. The time of all linears, measured minutes apart, would leave a small difference.
 
     On CUDA the host's caches do not see the weights, and the overhead model steps by itself.
     """
@@ -115,28 +112,24 @@ def measure_overhead(
     return samples
 
 
-def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *requested: Any) -> Path:
-    """Return the file of a day's times of this model's steps here, by its shape, not its name, and what is
-    `requested`."""
+def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *settings: Any) -> Path:
+    """Return the file of a day's times of this model's steps here, by its shape, not its name, and by `settings`."""
     request, unnamed = loaded.request, copy.deepcopy(config)
     unnamed.name_or_path = ""
     shape = unnamed.to_json_string(use_diff=False), request.dtype, request.quant, request.quant_options, request.attn
-    of_model = [*map(str, shape), loaded.offloaded, *requested, torch.get_num_threads(), processor()]
-    return cache_path(kind, {**circumstances(machine), "requested": of_model, "method": _METHOD})
+    of_model = [*map(str, shape), loaded.offloaded, *settings, torch.get_num_threads(), processor()]
+    return cache_path(kind, {**circumstances(machine), "model": of_model, "method": _METHOD})
 
 
 def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
-    """Whether four steps of the overhead model by itself take as long as in the kept samples, within 10 % or their
-    interval."""
+    """Whether four steps of the overhead model still take as long, within 10 % or the samples' interval."""
     now_s = undisturbed(overhead_model_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
     decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
 
-@contextlib.contextmanager
-def _in_time(bench: _Bench) -> Iterator[None]:
-    """Context manager in which no step of the overhead model begins after twice the time. One that does raises
-    RequestError."""
+def _in_time(bench: _Bench) -> AbstractContextManager[None]:
+    """Context manager in which a step of the overhead model that begins after twice the time raises RequestError."""
     most_s = max(2 * bench.budget_s, _LEAST_S)
     end_s = bench.machine.now_s() + most_s
 
@@ -145,8 +138,7 @@ def _in_time(bench: _Bench) -> Iterator[None]:
             raise RequestError(f"its steps did not end within {duration(most_s)}")
         return run(*arguments)
 
-    with patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")}):
-        yield
+    return patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")})
 
 
 @dataclass(frozen=True)
@@ -162,11 +154,11 @@ class _Bench:
 
     def step(self, phase: Phase, batch: int = 1) -> Callable[[], object]:
         """Return a prefill of the overhead model, or a decode step after one."""
-        ids = torch.zeros(batch, _OVERHEAD_MODEL_PROMPT, dtype=torch.long, device=self.machine.device)
+        ids = torch.zeros(batch, _PROMPT, dtype=torch.long, device=self.machine.device)
         if phase == "prefill":
-            return partial(self.engine.prefill, ids, _OVERHEAD_MODEL_SLOTS)
+            return partial(self.engine.prefill, ids, _SLOTS)
         with torch.inference_mode():
-            return partial(self.engine.decode, self.engine.prefill(ids, _OVERHEAD_MODEL_SLOTS))
+            return partial(self.engine.decode, self.engine.prefill(ids, _SLOTS))
 
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[OverheadSamples]:
@@ -212,42 +204,36 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
 
 
 def least_overhead_s(model: Any, machine: Machine) -> tuple[float, float]:
-    """Return a lower bound of the seconds of an eager (prefill, decode step) of this model on this machine.
-
-    It is the undisturbed time of the overhead model by itself; only other processes make its other steps slower.
-    """
-    overhead_model = (
-        type(model)(overhead_model_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
-    )
-    alone_s = overhead_model_by_itself(EagerEngine(overhead_model, machine), machine)
+    """Return the least seconds of an eager (prefill, decode step), which are those of the overhead model by itself."""
+    narrow = type(model)(overhead_model_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
+    alone_s = overhead_model_by_itself(EagerEngine(narrow, machine), machine)
     return undisturbed(alone_s["prefill"]).quartile_s, undisturbed(alone_s["decode"]).quartile_s
 
 
 def overhead_model_by_itself(
     engine: Engine, machine: Machine, budget_s: float = math.inf
 ) -> dict[Phase, tuple[float, ...]]:
-    """Return the seconds of the overhead model's prefills and decode steps: a loop of four, or in `budget_s` until they
-    agree.
+    """Return the seconds of the overhead model's prefills and steps: of a loop, or in `budget_s` until they agree.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
     """
     deadline_s = machine.now_s() + budget_s
     clock = machine.clock
-    ids = torch.zeros(1, _OVERHEAD_MODEL_PROMPT, dtype=torch.long, device=machine.device)
+    ids = torch.zeros(1, _PROMPT, dtype=torch.long, device=machine.device)
     prefills: list[float] = []
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():
-        engine.prepare(1, _OVERHEAD_MODEL_SLOTS)
-        for loop in range(_OVERHEAD_MODEL_LOOPS):
+        engine.prepare(1, _SLOTS)
+        for loop in range(_LOOPS):
             is_enough = machine.now_s() > deadline_s or (len(prefills) > 1 and is_known(decodes, 0.01))
-            if loop >= _OVERHEAD_MODEL_LEAST_LOOPS and is_enough:
+            if loop >= _LEAST_LOOPS and is_enough:
                 break
             marks = [clock.mark()]
-            state = engine.prefill(ids, _OVERHEAD_MODEL_SLOTS)
+            state = engine.prefill(ids, _SLOTS)
             marks.append(clock.mark())
             for step in range(_LOOP_STEPS):
-                if step > _OVERHEAD_MODEL_RUN and machine.now_s() > deadline_s:
+                if step > _IN_A_ROW and machine.now_s() > deadline_s:
                     break
                 state = engine.decode(state)
                 marks.append(clock.mark())
@@ -260,8 +246,7 @@ def overhead_model_by_itself(
 
 
 def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[OverheadSamples]:
-    """The overhead model's steps among the model's weights: one prefill for all batch sizes, and a decode step for
-    each.
+    """The overhead model's steps among the model's weights: a prefill for all batch sizes, a decode step for each.
 
     They take turns, so that a disturbance affects all of them. The prefill and the first batch size have at least one
     turn each. After the time is over, no further batch size begins: on a busy machine, a turn may take half a minute.
@@ -269,9 +254,9 @@ def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[P
     alone_s = overhead_model_by_itself(bench.engine, bench.machine, _ALONE_SHARE * bench.budget_s)
     real = dict(bench.loaded.module.named_modules())
     pairs = [(narrow, real[name]) for name, narrow in bench.overhead_model.module.named_modules() if is_linear(narrow)]
-    prefill = _Among(bench, pairs, Step(1, _OVERHEAD_MODEL_PROMPT, 0))
+    prefill = _Among(bench, pairs, Step(1, _PROMPT, 0))
     decode_sizes = batch_sizes if "decode" in phases else ()
-    all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _OVERHEAD_MODEL_PROMPT)) for batch in decode_sizes)]
+    all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _PROMPT)) for batch in decode_sizes)]
     deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
     for among in itertools.cycle(all_steps):
         is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
@@ -295,23 +280,20 @@ class _Among:
             [partial(linear, inputs[stored(linear).in_features]) for linear in side]
             for side in zip(*pairs, strict=True)
         )
-        self._ids = torch.zeros(batch, _OVERHEAD_MODEL_PROMPT, dtype=torch.long, device=device)
+        self._ids = torch.zeros(batch, _PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
         self._calls: list[float] = []
 
     def turn(self, deadline_s: float) -> None:
-        """Run a few steps in a row, as in a decode loop: after other work, the first one finds Python colder still.
-
-        After the deadline two steps are enough.
-        """
+        """Run steps in a row, as in a decode loop: after other work, the first one finds Python colder still."""
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
             with _streaming([narrow for narrow, _ in self._pairs], self._streams, machine) as streamed_s:
-                state = engine.prefill(self._ids, _OVERHEAD_MODEL_SLOTS)
-                for step in range(_OVERHEAD_MODEL_RUN):
+                state = engine.prefill(self._ids, _SLOTS)
+                for step in range(_IN_A_ROW):
                     streamed_s.clear()
                     start_s = machine.now_s()
-                    state = engine.decode(state) if decodes else engine.prefill(self._ids, _OVERHEAD_MODEL_SLOTS)
+                    state = engine.decode(state) if decodes else engine.prefill(self._ids, _SLOTS)
                     if step > 0:
                         self.steps.append(machine.now_s() - start_s - sum(streamed_s))
                         if machine.now_s() > deadline_s:
@@ -330,13 +312,11 @@ class _Among:
         overhead_model, machine, batch = self._bench.overhead_model, self._bench.machine, int(self._step.batch)
         work, rows = walk(overhead_model.module), batch * int(self._step.query)
         modules = callable_modules(overhead_model.module, work, machine.available_bytes(), self._step)
-        cores = replay_calls(
-            caught_calls(modules, self._bench.step(phase, batch)), machine, budget_s=_OVERHEAD_MODEL_REPLAY_S
-        )
+        cores = replay_calls(caught_calls(modules, self._bench.step(phase, batch)), machine, budget_s=_REPLAY_S)
         # The overhead model's own conversions between formats have almost nothing to convert.
-        linears = replayable_linears(work, linear_modules(overhead_model.module))
+        linears = replayable_linears(work, overhead_model.module)
         converting = conversions(linears, dict.fromkeys(linears, rows), overhead_model.request)
-        converted = replay_calls(converting, machine, budget_s=_OVERHEAD_MODEL_REPLAY_S)
+        converted = replay_calls(converting, machine, budget_s=_REPLAY_S)
         return OverheadSamples(
             engine=self._bench.engine.name,
             phase=phase,
@@ -374,9 +354,7 @@ _HEAD_DIM = 8
 _QUANTISED_HEAD_DIM = 32
 _WIDTH = 64
 _VOCAB = 256
-
 _EXPERT_WIDTH = 8
-
 _WIDTHS = {
     "intermediate_size": _WIDTH,
     "shared_expert_intermediate_size": _WIDTH,
@@ -389,11 +367,7 @@ _EXTRA_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def overhead_model_config(config: Any, quant: Quant = "none") -> Any:
-    """Return a copy of a transformers config with the same layers and head grouping, and almost no width.
-
-    Everything that decides which operators are launched is unchanged: layers, layer types, experts, grouping,
-    windows.
-    """
+    """Return a config with almost no width, but with all that decides which operators are launched."""
     narrow = copy.deepcopy(config)
     text = narrow.get_text_config()
     for part in (narrow,) if text is narrow else (narrow, text):
@@ -409,8 +383,7 @@ def overhead_model_config(config: Any, quant: Quant = "none") -> Any:
 
 
 def _narrow_layer(values: Mapping[str, Any], heads: int, narrow: Any) -> dict[str, Any]:
-    """Return a layer's own values without widths, and with its queries per key, as far as the overhead model has
-    heads."""
+    """A layer's own values without widths, and with its queries per key, as far as the overhead model has heads."""
     kept = {name: value for name, value in values.items() if not _WIDTH_NAMES.search(name)}
     if kv_heads := values.get("num_key_value_heads"):
         whole = values.get("num_attention_heads", heads)

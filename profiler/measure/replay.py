@@ -1,7 +1,4 @@
-"""Run captured calls in isolation: cold caches on CPU and CUDA, page faults subtracted.
-
-The matmuls run in the model's order with the model's own weights.
-"""
+"""Run captured calls in isolation: with cold caches, without page faults, and each layer with its own weights."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from profiler.device.clock import time_in_turn
+from profiler.device.clock import time_apart
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.quant.storage import without_waiting
@@ -39,8 +36,7 @@ def replay_linears(
 
     `linears` maps an operator to its modules, one per layer, and `rows` to its tokens. The rows of `sliced` operators
     are the last ones of their prompts, passed as transformers does: as a slice of the hidden states. That is another
-    call. For a frozen weight torch 2.13 makes a copy per prompt, 82 ms instead of 3 for the LM head of SmolLM2-135M in
-    bfloat16 on two cores.
+    call: for a frozen weight torch 2.13 makes a copy per prompt (82 ms, not 3, for SmolLM2-135M's LM head in bfloat16).
     """
 
     def input_of(name: Key, module: Any) -> torch.Tensor:
@@ -52,17 +48,12 @@ def replay_linears(
     inputs = {name: input_of(name, modules[0]) for name, modules in linears.items()}
     bind = without_waiting if machine.captures else partial
     calls = {name: [bind(module, inputs[name]) for module in modules] for name, modules in linears.items()}
-    between = _reads(between_bytes, max(map(len, linears.values()), default=1))
+    other_data = torch.ones(between_bytes // torch.int64.itemsize, dtype=torch.int64)
+    layers = max(map(len, linears.values()), default=1)
+    between = [part.sum for part in other_data.chunk(layers)] if between_bytes else []
     return replay_calls(
         calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, between=between, page_fault_s=page_fault_s
     )
-
-
-def _reads(nbytes: int, layers: int) -> list[Callable[[], object]]:
-    """For each layer, a read of its share of `nbytes`."""
-    if not nbytes:
-        return []
-    return [part.sum for part in torch.ones(nbytes // torch.int64.itemsize, dtype=torch.int64).chunk(layers)]
 
 
 def replay_calls(
@@ -77,8 +68,8 @@ def replay_calls(
     """Return the seconds of single calls under each key, in isolation; a key has one call per layer.
 
     Calls run layer by layer, as in a step. Each weight thus comes from where a step finds it: memory, or a cache that
-    holds all of them. They are repeated until each key is known to within 1 % or the budget is spent. Calls in
-    `between` also run, untimed.
+    holds all of them. They are repeated until each key is known to within 1 % or `budget_s` is spent, with the calls of
+    `between` among them.
 
     A sample is the mean of a pass. Layers differ, since some are in a cache or on slower pages, and a step pays their
     sum. For SmolLM2-135M in bfloat16 on a Xeon, the median call times its layers is a tenth less.
@@ -132,9 +123,8 @@ def replay_calls(
     return {name: tuple(samples) for name, samples in times.items()}
 
 
-_LEAST_REPLAYS = 5
-# The same for a graph that takes longer than its budget.
-_LEAST_LATE_REPLAYS = 2
+# Replays of a graph that takes longer than its budget.
+_LEAST_REPLAYS = 2
 # Calls in a graph before which nothing runs: a share of its launch is timed with each of them.
 _LEAST_CALLS = 32
 ENOUGH_SAMPLES = 16
@@ -150,28 +140,6 @@ def _is_settled(samples: Sequence[float]) -> bool:
         return True
     timing = timing_of(samples)
     return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
-
-
-def replay_of(work: Callable[[], object], machine: Machine) -> Callable[[], object] | None:
-    """Return `work` captured as a graph that has run once; None if it waits for the device, or on a CPU.
-
-    Raises CaptureError for other work that cannot be captured.
-    """
-    if not machine.captures:
-        return None
-    with machine.on_side_stream():
-        work()
-    if machine.waits(work):
-        return None
-    replay = machine.capture(work)
-    replay()
-    return replay
-
-
-def read_of(nbytes: int, machine: Machine) -> Callable[[], object]:
-    """Return a read of so many bytes; after that of twice the last-level cache, the cache holds nothing else."""
-    read: Callable[[], object] = torch.zeros(nbytes // 4, dtype=torch.float32, device=machine.device).sum
-    return read
 
 
 def _replay_graph(
@@ -193,19 +161,19 @@ def _replay_graph(
             for call in calls:
                 call()
 
-    flush = read_of(cold_bytes, machine) if cold_bytes else None
+    flush = torch.zeros(cold_bytes // 4, dtype=torch.float32, device=machine.device).sum if cold_bytes else None
     with torch.inference_mode():
-        replay = replay_of(run_all, machine)
-        if replay is None:
+        with machine.on_side_stream():
+            run_all()
+        if machine.waits(run_all):
             return ()
+        replay = machine.capture(run_all)
+        replay()
         samples: list[float] = []
         deadline_s = machine.now_s() + budget_s
-
-        def is_enough() -> bool:
-            late = machine.now_s() >= deadline_s
-            return len(samples) >= (_LEAST_LATE_REPLAYS if late else _LEAST_REPLAYS) and (late or _is_settled(samples))
-
-        while not is_enough():
-            [[seconds]] = time_in_turn([replay], machine.clock, 1, flush=flush)
+        while not _is_settled(samples):
+            if len(samples) >= _LEAST_REPLAYS and machine.now_s() >= deadline_s:
+                break
+            [seconds] = time_apart(replay, machine.clock, 1, flush=flush)
             samples.append(seconds)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)

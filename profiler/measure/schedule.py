@@ -1,5 +1,4 @@
-"""The repetitions of a sweep: their order, their limits, and what they cost, until intervals are narrow or time is
-up."""
+"""The repetitions of a sweep until intervals are narrow or time is up: their order, their limits, and their cost."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from profiler.effort import STANDARD, Effort
-from profiler.facts.repetitions import Gap, Repetition, phase_medians, phase_samples
-from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
+from profiler.facts.repetitions import Gap, Repetition, phase_medians, phase_samples, repetition_spreads
+from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase, extremes
 from profiler.stats import (
     CLAIM_REPETITIONS,
     LEAST_REPETITIONS,
@@ -22,7 +21,6 @@ from profiler.stats import (
     estimate,
     narrow_enough,
     samples_for,
-    spread_of,
 )
 
 _SEED = 0
@@ -72,8 +70,7 @@ class Plan:
     expected_s: Mapping[CellKey, float] = field(default_factory=dict)
     """Expected seconds of each prefill and step, until it is measured."""
     first_use: float = 0.0
-    """Seconds of a step at a new length over those of a timed one, on a GPU, whose first repetition makes each step
-    once before it is timed."""
+    """On a GPU, whose first repetition makes each step once untimed: the seconds of that over those of a timed one."""
     new_shape_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that an engine takes to prepare each new shape, such as for compiling it."""
     late_s: float = math.inf
@@ -82,8 +79,7 @@ class Plan:
     """Seconds that `TAIL_PREFILLS` of a cell of the answer may take; longer ones are not added."""
     effort: Effort = STANDARD
     ascending: bool = False
-    """Whether each size has its first repetition before any has a second, from the smallest on: a slope needs
-    neighbours."""
+    """Whether all sizes have one repetition, from the smallest on, before any has two: a slope needs neighbours."""
 
     @property
     def claim_repetitions(self) -> int:
@@ -93,8 +89,8 @@ class Plan:
     @cached_property
     def _answered(self) -> list[tuple[int, int]]:
         """Batch and prompt length of the cells of the answer: the smallest, and the largest prefill."""
-        prompts = [(cell.batch_size, cell.prompt_len) for cell in self.grid.cells if cell.prompt_len]
-        return prompts[:1] + prompts[-1:]
+        prompts = extremes(cell for cell in self.grid.cells if cell.prompt_len)
+        return [(cell.batch_size, cell.prompt_len) for cell in prompts]
 
     def tail_s_of(self, cell: Cell) -> float:
         """Return `tail_s` for a cell of the answer, with any engine; 0 for others."""
@@ -109,14 +105,7 @@ class CellState:
     gap: Gap | None = None
     has_failed: bool = False
 
-    def fail(self, gap: Gap) -> None:
-        """Record a repetition without a number. A failure after an earlier repetition may pass: the cell is timed once
-        more."""
-        if not self.repetitions or self.has_failed or gap.status != "failed":
-            self.gap = gap
-        self.has_failed = True
-
-    def narrow(self, half_width: float, spreads: Mapping[Phase, RepetitionSpread]) -> bool:
+    def is_narrow(self, half_width: float, spreads: Mapping[Phase, RepetitionSpread]) -> bool:
         if len(self.repetitions) < LEAST_REPETITIONS:
             return False
         samples = {key.phase: phase_samples(key.phase, self.repetitions) for key in self.repetitions[0].cell.keys}
@@ -155,14 +144,13 @@ class Schedule:
     def __post_init__(self) -> None:
         self._start_s = self.now_s()
         self._states = {cell: CellState() for cell in self.plan.grid.cells}
+        self.round = 0
         for outcome in self.earlier:
             if isinstance(outcome, Gap):
                 self._states[outcome.cell].gap = outcome
             else:
                 self._states[outcome.cell].repetitions.append(outcome)
-        self.round = 1 + max(
-            (repetition.round for state in self._states.values() for repetition in state.repetitions), default=-1
-        )
+                self.round = max(self.round, outcome.round + 1)
         self._costs = Costs(self.plan)
         self._swing = 0.0
         self._shuffle = random.Random(_SEED)
@@ -193,9 +181,9 @@ class Schedule:
         limits = Limits(tail_s=tail_s, effort=plan.effort)
         if plan.whole or plan.late_s == math.inf:
             return limits
-        return (
-            replace(limits, deadline_s=end_s + plan.late_s) if self._has_repetitions else replace(limits, hurry_s=end_s)
-        )
+        if self._has_repetitions:
+            return replace(limits, deadline_s=end_s + plan.late_s)
+        return replace(limits, hurry_s=end_s)
 
     def skip_reason(self, cell: Cell) -> str | None:
         """Return why a cell is not tried: it does not fit, or is at least as large as one without memory; else None."""
@@ -212,11 +200,14 @@ class Schedule:
     def note(self, outcome: Repetition | Gap, seconds: float) -> None:
         """Record how a repetition ended, and how long it took."""
         state = self._states[outcome.cell]
-        if isinstance(outcome, Gap):
-            state.fail(outcome)
-        else:
+        if isinstance(outcome, Repetition):
             state.repetitions.append(outcome)
             self._costs.note(outcome, seconds)
+            return
+        # A failure after an earlier repetition may pass: the cell is timed once more.
+        if not state.repetitions or state.has_failed or outcome.status != "failed":
+            state.gap = outcome
+        state.has_failed = True
 
     def pause(self, seconds: float) -> None:
         """Leave out time that was spent on something else."""
@@ -272,10 +263,10 @@ class Schedule:
 
     def _wide_turns(self) -> list[Turn]:
         plan, states = self.plan, self._states
-        medians = {phase: [phase_medians(phase, state.repetitions) for state in states.values()] for phase in PHASES}
-        spreads = {phase: spread_of(of_cells, self._swing) for phase, of_cells in medians.items()}
+        repetitions = {cell: state.repetitions for cell, state in states.items()}
+        spreads = repetition_spreads([key for cell in states for key in cell.keys], repetitions, self._swing)
         open_cells = itertools.chain.from_iterable(self._waiting(list(states), plan.effort.rounds))
-        return _turns(cell for cell in open_cells if not states[cell].narrow(plan.half_width, spreads))
+        return _turns(cell for cell in open_cells if not states[cell].is_narrow(plan.half_width, spreads))
 
     def _cheapest(self, turns: list[Turn]) -> list[Turn]:
         """The cheapest turns that fit into the time left together."""
@@ -327,8 +318,7 @@ def _turns(cells: Iterable[Cell]) -> list[Turn]:
 
 
 class Costs:
-    """Expected seconds of a repetition of each cell: as long as its last one, or as its prefill and steps are
-    expected."""
+    """Expected seconds of each cell's repetition: those of its last one, or what its prefill and steps should take."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

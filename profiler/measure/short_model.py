@@ -29,7 +29,7 @@ class Pattern:
     def cold(self, layers: int) -> int:
         """Return how many of the first `layers` run colder than the later ones.
 
-        The head's product evicts everything else from the caches, including Python's own data. In bfloat16 the first
+        The head's matmul evicts everything else from the caches, including Python's own data. In bfloat16 the first
         two layers of SmolLM2-135M then take 1.25 and 1.20 ms, and every later one 1.04 (two cores of a Xeon).
         """
         periods = (layers - self.first) // self.period

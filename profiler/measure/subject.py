@@ -67,8 +67,7 @@ class Subject:
         return getattr(self.loaded.config.get_text_config(), "_experts_implementation", None)
 
     def path_of(self, key: CellKey) -> ExecutionPath:
-        """Return how a cell's step is executed; it decides the slots of a static cache and the newest tokens of a
-        quantised one."""
+        """Return how a cell's step is executed, with a static cache's slots and a quantised one's newest tokens."""
         path = self.paths[key.cell.engine, key.phase]
         if path.cache_format is not None and key.phase == "decode":
             return replace(path, residual_tokens=path.cache_format.residual(key.context_len - key.cell.depth))
@@ -77,16 +76,13 @@ class Subject:
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         """Return the work of every operator in a cell's step."""
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
-        works = tuple(
-            as_value(
-                operator, name, padded_work(operator, key, batch, path) if batch else operator.work(step, path), step
-            )
-            for operator, name in self.names.items()
-        )
-        if not self.engines[key.cell.engine].owned:
-            return works
-        # Of an engine that owns its model only the work that the algorithm needs is known.
-        return tuple(replace(work, activation_bytes=0, redundant_flops={}, redundant_bytes={}) for work in works)
+        works = []
+        for operator, name in self.names.items():
+            work = padded_work(operator, key, batch, path) if batch else operator.work(step, path)
+            works.append(as_value(operator, name, work, step))
+        if self.engines[key.cell.engine].owned:  # then only the work that the algorithm needs is known
+            works = [replace(work, activation_bytes=0, redundant_flops={}, redundant_bytes={}) for work in works]
+        return tuple(works)
 
     def touched_cache_bytes(self, key: CellKey) -> float:
         """Return the bytes of the KV cache, old and copied, that a decode step touches; 0 for a prefill."""
@@ -96,11 +92,8 @@ class Subject:
         # Copied bytes are read once and written once.
         return float(work.kv_read_bytes + sum(work.redundant_bytes.get(cause, 0) for cause in COPIES) / 2)
 
-    def predicted_peak(self, cell: Cell) -> int:
-        """Return the bytes of all tensors of a cell at its peak, weights included."""
-        return int(self._need(cell).peak_bytes)
-
-    def _need(self, cell: Cell) -> MemoryNeed:
+    def need(self, cell: Cell) -> MemoryNeed:
+        """Return the memory that a cell needs, weights included."""
         prefill = Step(cell.batch_size, cell.prefilled, 0)
         path, new_tokens = self.paths[cell.engine, "prefill"], cell.slots - cell.prefilled
         return memory_need(self.work, self.model_bytes, prefill, new_tokens, path)
@@ -111,17 +104,15 @@ class Subject:
         Ranks that share a CPU's memory all need it at once. Whether free memory is in pieces is not known before a GPU
         tries it; a driver that spills must not be tried. With `safely`, the cell fits in whatever pieces memory is.
         """
-        need, ranks = self._need(cell), 1 + len(self.engines[cell.engine].helper_pids)
+        need, ranks = self.need(cell), 1 + len(self.engines[cell.engine].helper_pids)
         needed_bytes = ranks * (need.peak_bytes - self.model_bytes)
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         free_bytes = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
         if safely or self.machine.may_spill:
             free_bytes -= ranks * int(need.fragmentation_bytes)
-        if needed_bytes > free_bytes:
-            return (
-                f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, free_bytes) / 1e9:.1f} GB is left"
-            )
-        return None
+        if needed_bytes <= free_bytes:
+            return None
+        return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, free_bytes) / 1e9:.1f} GB is left"
 
     def fitting(self, batch_sizes: Iterable[int]) -> list[int]:
         """Return the batch sizes at which a cell of the grid fits into memory."""
@@ -161,10 +152,7 @@ class Subject:
         )
 
     def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
-        """Number of rows from which all of bitsandbytes' 4-bit kernels would first write a dense copy.
-
-        None if never, if bitsandbytes does not import, or if the weights are already narrow in another format.
-        """
+        """Rows from which all of bitsandbytes' 4-bit kernels would write a dense copy; None if never, or not known."""
         request, cuda = self.request, self.machine.is_cuda
         if not cuda and four_bit_fuses_on_cpu():
             return None
@@ -230,7 +218,7 @@ def execution_paths(
                 cache_format=engine.cache_format,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,
-                gathers_experts=engine.taxes and experts == "grouped_mm" and request.device.type != "cpu",
+                gathers_experts=engine.calls_generate and experts == "grouped_mm" and request.device.type != "cpu",
                 outlier_columns=outliers.get(phase, {}),
             )
     return paths

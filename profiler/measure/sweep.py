@@ -32,15 +32,14 @@ _MOST_WARM_UPS = 4
 _WARM_UP_STEPS = 8
 _LEAST_STEPS = 1 + LEAST_SAMPLES  # the first one pays for the growth of the cache
 _NO_MEMORY = ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
-"""Words for out of memory: of torch on CUDA and on CPUs (c10/core/impl/alloc_cpu.cpp), and of CUDA's libraries
-(CUBLAS_STATUS_ALLOC_FAILED, CUDNN_STATUS_ALLOC_FAILED)."""
+"""Words for out of memory of torch, on CUDA and on CPUs (c10/core/impl/alloc_cpu.cpp), and of CUDA's libraries."""
 _REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 @dataclass(frozen=True)
 class RepetitionContext:
-    """What every repetition is measured with."""
+    """What all repetitions of a sweep share."""
 
     machine: Machine
     prompts: Prompts
@@ -63,8 +62,7 @@ def sweep(
     context: RepetitionContext,
     on_progress: Callable[[Progress], None],
 ) -> Iterator[Repetition | Gap]:
-    """Time the cells in the order of a schedule; yield each repetition, and each cell that has no number, as it
-    ends."""
+    """Time the cells in the order of a schedule; yield each repetition, and each cell without a number, as it ends."""
     outcome: Repetition | Gap | None
     for cell in schedule:
         on_progress(schedule.progress(cell))
@@ -132,10 +130,7 @@ class OutOfTimeError(Exception):
 def repetition(
     engine: Engine, cell: Cell, round_number: int, context: RepetitionContext, limits: Limits = UNLIMITED
 ) -> Repetition | Gap | None:
-    """Return a repetition, a gap if the cell runs out of memory or fails, or None if the deadline has passed.
-
-    Raises DeviceError if the device is lost.
-    """
+    """Return a repetition, a gap if it fails, or None after the deadline. Raises DeviceError if the device is lost."""
     machine, outcomes = context.machine, list[Gap | None]()
 
     def record(error: Exception) -> None:

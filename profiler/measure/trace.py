@@ -24,8 +24,8 @@ from profiler.measure.subject import Subject
 TRACE = "trace.json.gz"
 """The Chrome trace of one decode step in a run folder, for chrome://tracing and ui.perfetto.dev."""
 
-# A shorter gap between kernels leaves the device no time to idle.
 _GAP_S = 1e-6
+"""A shorter gap between kernels leaves the device no time to idle."""
 _MICROSECOND_S = 1e-6
 _KERNELS = 5
 """Kernels of a step that are named, those with the most time."""
@@ -46,23 +46,18 @@ class Interval:
 
 def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
     """Return what ran in a step; intervals that overlap count once."""
-    busy_s = gap_s = longest_s = 0.0
+    busy_s = gap_s = 0.0
     gaps = 0
-    end_s = None
+    end_s = min((item.start_s for item in intervals), default=0.0)
     seconds: dict[str, list[float]] = {}
     for item in sorted(intervals, key=lambda each: (each.start_s, each.end_s)):
-        longest_s = max(longest_s, item.end_s - item.start_s)
         seconds.setdefault(kernel_name(item.name), []).append(item.end_s - item.start_s)
-        if end_s is None or item.start_s > end_s:
-            if end_s is not None:
-                gap_s += item.start_s - end_s
-                gaps += item.start_s - end_s > _GAP_S
-            busy_s += item.end_s - item.start_s
-            end_s = item.end_s
-        elif item.end_s > end_s:
-            busy_s += item.end_s - end_s
-            end_s = item.end_s
-    median_s = statistics.median(each.end_s - each.start_s for each in intervals) if intervals else None
+        idle_s = max(0.0, item.start_s - end_s)
+        gap_s, gaps = gap_s + idle_s, gaps + (idle_s > _GAP_S)
+        busy_s += max(0.0, item.end_s - max(item.start_s, end_s))
+        end_s = max(end_s, item.end_s)
+    each_s = [item.end_s - item.start_s for item in intervals]
+    longest_s, median_s = max(each_s, default=0.0), statistics.median(each_s) if each_s else None
     kernels = sorted(
         (KernelTime(name, len(each), sum(each)) for name, each in seconds.items()), key=lambda each: -each.seconds
     )
@@ -70,11 +65,7 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
 
 
 def kernel_name(name: str) -> str:
-    """Return a kernel's name without its namespaces and arguments.
-
-    torch's elementwise kernels and reductions are called by what they apply, such as `direct_copy_kernel_cuda`,
-    `MulFunctor` or `MeanOps`.
-    """
+    """Return a kernel's name without namespaces and arguments; of torch's elementwise ones, that of what they apply."""
     outer = re.split(r"[<(]", name.removeprefix("void ").replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     last = outer.rsplit("::", 1)[-1].strip()
     applied = _APPLIED.findall(name) if last in _APPLYING else []
@@ -82,10 +73,7 @@ def kernel_name(name: str) -> str:
 
 
 def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activity]:
-    """Trace kernels and gaps in a prefill and a decode step of a cell; empty if the device reports none (no CUPTI).
-
-    With a `folder`, the decode step is also written there as a Chrome trace.
-    """
+    """Trace a prefill and a decode step, the latter also into `folder`; empty if the device reports nothing."""
     engine, machine = subject.engines[cell.engine], subject.machine
     activities = []
     with torch.inference_mode():
@@ -107,10 +95,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
 
 
 def _under_profiler(step: Callable[[], object], machine: Machine, target: Path | None) -> list[Interval]:
-    """Kernels and copies on the device; on a CPU, the operators that no other operator called.
-
-    A range named by compiled code (`record_function`) is also a CUDA event, but runs nothing.
-    """
+    """Kernels and copies on the device, without ranges that compiled code names; on a CPU, the outermost operators."""
     with recorded(cuda=machine.is_cuda) as profiler:
         step()
         machine.clock.synchronize()
@@ -128,10 +113,7 @@ def _under_profiler(step: Callable[[], object], machine: Machine, target: Path |
 
 
 def _export(profiler: Any, target: Path) -> None:
-    """Write a small, compressed trace: what browsers' viewers need, without torch's own annotations.
-
-    The filter also keeps the host's name, which torch writes, and the path of torch's file out of it.
-    """
+    """Write a small, compressed trace for browsers, without torch's own annotations, its path and the host's name."""
     with tempfile.TemporaryDirectory(prefix="roofscope-trace-") as folder:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))

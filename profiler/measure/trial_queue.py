@@ -51,10 +51,7 @@ def in_turn(
     changed: Callable[[], _Side],
     is_enough: Callable[[Sequence[tuple[_Side, _Side]]], bool],
 ) -> list[tuple[_Side, _Side]]:
-    """Return pairs of (plain, changed) until there are enough.
-
-    They run in the order plain, changed, changed, plain, so that a drift affects both alike.
-    """
+    """Return enough pairs, run in the order plain, changed, changed, plain, so that a drift affects both alike."""
     pairs: list[tuple[_Side, _Side]] = []
     while not is_enough(pairs):
         if len(pairs) % 2:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList
@@ -23,7 +23,7 @@ from profiler.errors import RequestError, RoofscopeError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, StepSamples, Trial
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import Cell, CellKey, extremes
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
@@ -36,7 +36,6 @@ from profiler.quant.storage import model_storage_bytes
 from profiler.quant.torchao import int4_group_size
 from profiler.stats import undisturbed
 
-_T = TypeVar("_T")
 _TURNS = 3
 """Calls of each side that are timed, in turn."""
 _TOKENS = 8
@@ -50,7 +49,7 @@ _SLOWER = 1.5
 _LOADING_SHARES = 4
 """Loading a model takes about as long as the calls of this many changes."""
 _LEAST_PERIODS = 4
-"""Least repetitions of the layers' pattern in a model of fewer layers."""
+"""Least periods of the layers' pattern in a model of fewer layers."""
 _MOST_SHARE = 0.5
 """A model with a larger share of the layers adds no information."""
 _MEMORY_SHARE = 0.3
@@ -73,21 +72,19 @@ _MORE_PREFILLS = 2
 def circumstances_here(subject: Subject, known: Circumstances) -> Circumstances:
     """Return what decides which changes can be tried: `known` facts, and what this process knows of its model."""
     engine, cores = next(iter(subject.engines)), subject.work.of_kind(AttentionCore)
+    int4_group, has_quantised_cache = None, False
+    with suppress(RequestError):  # no group divides every layer
+        int4_group = int4_group_size(subject.loaded.module)
+    with suppress(RequestError):  # an older transformers, or a model with windows
+        has_quantised_cache = quantized_cache(subject.loaded.config, CACHE_FORMATS["fp8"]) is not None
     return replace(
         known,
         kernel=subject.paths[engine, "decode"].kernel,
         grouped_heads=any(core.query_heads != core.kv_heads for core in cores),
         cores=physical_cores(),
-        int4_group=_or_none(partial(int4_group_size, subject.loaded.module)),
-        quantised_cache=_or_none(partial(quantized_cache, subject.loaded.config, CACHE_FORMATS["fp8"])) is not None,
+        int4_group=int4_group,
+        quantised_cache=has_quantised_cache,
     )
-
-
-def _or_none(call: Callable[[], _T]) -> _T | None:
-    try:
-        return call()
-    except RequestError:  # no group divides every layer; an older transformers, or a model with windows
-        return None
 
 
 @dataclass(frozen=True)
@@ -220,16 +217,11 @@ class Trials:
     def cells(self) -> list[Cell]:
         """The smallest and the largest measured cell with a prompt, of which both phases were timed."""
         cells = [key.cell for key in self.latencies_s if key.phase == "decode" and key.cell.prompt_len]
-        timed = [cell for cell in cells if CellKey("prefill", cell) in self.latencies_s]
-        by_size = sorted(timed, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size))
-        return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))
+        return extremes(cell for cell in cells if CellKey("prefill", cell) in self.latencies_s)
 
     @cached_property
     def layers(self) -> int:
-        """Layers of the model that is loaded for a change: all if there is time, else as many as there is time for.
-
-        Few layers would stay in a cache from step to step, which the whole model's do not.
-        """
+        """Layers of the model that is loaded for a change, as many as there is time for: few would stay in a cache."""
         pattern = self._pattern
         short = sum(self.is_short(change) for change in self.changes)
         if pattern is None or not short or not self.cells:
@@ -275,13 +267,11 @@ class Trials:
         return change.preparing_s + share * self._calls_s(cell) * (1 + loading)
 
     def _calls_s(self, cell: Cell) -> float:
-        """Seconds of all calls of a trial with all layers."""
         step_s, prefill_s = (self.latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
         prefills = (1 + 2 * _TURNS) + 2 * _TURNS * self._more_prefills(cell)
         return prefills * prefill_s + (1 + 2 * _TURNS) * self._new_tokens(cell) * step_s
 
     def _more_prefills(self, cell: Cell) -> int:
-        """Prefills by themselves after each call."""
         step_s, prefill_s = (self.latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
         return min(_MORE_PREFILLS, int(self._new_tokens(cell) * step_s / prefill_s))
 
@@ -309,20 +299,9 @@ class Trials:
 
     def trial(self, work: _Work) -> Iterator[Trial]:
         """Yield the prefill and the decode step of a cell, before and after a change."""
-        change, cell = work.change, work.cell
-        tokens, more_prefills = self._new_tokens(cell), self._more_prefills(cell)
+        change, cell, tokens = work.change, work.cell, self._new_tokens(work.cell)
         plain, other = self.sides(change, work.whole)
-        with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
-            ids = self._ids(cell, change, tokens)
-
-            def calls(side: Side) -> list[Call]:
-                return [side.call(next(ids), tokens), *(side.call(next(ids), 1) for _ in range(more_prefills))]
-
-            if (id(plain.loaded), cell) not in self._warm:
-                plain.call(next(ids), tokens)
-                self._warm.add((id(plain.loaded), cell))
-            first_s = other.call(next(ids), tokens).wall_s
-            pairs = in_turn(partial(calls, plain), partial(calls, other), _is_enough)
+        first_s, pairs = self._calls_in_turn(work, plain, other)
         if len(pairs) < _TURNS:
             self._clearly_slower.add(change.line)
         (first_before, *_), (first_after, *_) = pairs[0]
@@ -334,14 +313,35 @@ class Trials:
         layers = of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
         if not work.whole and self._pattern is not None and self.is_short(change):
             layers = self.layers - (other.first or self._pattern.first)
-        sides = [[call for pair in pairs for call in pair[side]] for side in (0, 1)]
-        prefills = [_together([call.prefill for call in calls], _longer_s(calls, change)) for calls in sides]
-        steps = [_together([call.decode for call in calls]) for calls in sides]
+        prefills, steps = [], []
+        for side in (0, 1):
+            of_side = [call for pair in pairs for call in pair[side]]
+            # A change that prepares something does so in the first steps of each call.
+            longer_s = median(call.longer_s for call in of_side if call.decode.layers_s) if change.preparing_s else 0.0
+            prefills.append(_together([call.prefill for call in of_side], longer_s))
+            steps.append(_together([call.decode for call in of_side]))
         for key, (before, after) in ((CellKey("prefill", cell), prefills), (CellKey("decode", cell), steps)):
             yield Trial(
                 key, change.phrase, layers, of_layers, before, after, change.line, change.id,
                 change.value, once_s, tokens if alike else 0, same,
             )  # fmt: skip
+
+    def _calls_in_turn(
+        self, work: _Work, plain: Side, other: Side
+    ) -> tuple[float, list[tuple[list[Call], list[Call]]]]:
+        """The seconds of the first call with the change, and calls without and with it, each with its prefills."""
+        cell, tokens, more_prefills = work.cell, self._new_tokens(work.cell), self._more_prefills(work.cell)
+        with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
+            ids = self._ids(cell, work.change, tokens)
+
+            def calls(side: Side) -> list[Call]:
+                return [side.call(next(ids), tokens), *(side.call(next(ids), 1) for _ in range(more_prefills))]
+
+            if (id(plain.loaded), cell) not in self._warm:
+                plain.call(next(ids), tokens)
+                self._warm.add((id(plain.loaded), cell))
+            first_s = other.call(next(ids), tokens).wall_s
+            return first_s, in_turn(partial(calls, plain), partial(calls, other), _is_enough)
 
     def _ids(self, cell: Cell, change: Change, tokens: int) -> Iterator[torch.Tensor]:
         """The prompts of successive calls: the cell's own, or for `new_lengths` each beyond all lengths so far."""
@@ -366,7 +366,6 @@ class Trials:
         return self._loaded(None, shortened(self.config, self.layers))
 
     def _loaded(self, change: Change | None, config: Any) -> LoadedModel:
-        """A model of this config from the same source, loaded with a change's arguments."""
         request = self.subject.request
         if change is not None:
             quant = change.value if change.id is ChangeId.FORMAT else "none"
@@ -388,11 +387,6 @@ def _is_enough(pairs: Sequence[tuple[list[Call], list[Call]]]) -> bool:
     (before, *_), (after, *_) = pairs[0]
     both = _times(before.prefill, after.prefill), _times(before.decode, after.decode)
     return len(pairs) == _TURNS or min(both) > _SLOWER
-
-
-def _longer_s(calls: Sequence[Call], change: Change) -> float:
-    """What the first steps of a call take longer, if the change prepares something in them."""
-    return median(call.longer_s for call in calls if call.decode.layers_s) if change.preparing_s else 0.0
 
 
 def _together(samples: Sequence[StepSamples], longer_s: float = 0.0) -> StepSamples:
@@ -423,10 +417,9 @@ def try_changes(
 
     `latencies_s` are measured steps, from which the costs follow; `savings_s` are computed savings per step. `earlier`
     trials are not repeated. What saved most of the smallest step on few layers is tried again on the whole model before
-    the largest cell. A change that does not load or run here is left out, after a call of `on_failure` if that is an
-    error and not an unsupported request.
+    the largest cell. A change that fails is left out, after a call of `on_failure` unless it is just unsupported here.
     """
-    shop, machine = Trials(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
+    trials, machine = Trials(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
     deadline_s = machine.now_s() + budget_s
     made = list(earlier)
 
@@ -438,7 +431,7 @@ def try_changes(
 
     def run(work: _Work) -> Iterator[Trial | NotTried]:
         try:
-            for trial in shop.trial(work):
+            for trial in trials.trial(work):
                 made.append(trial)
                 yield trial
         finally:
@@ -447,15 +440,15 @@ def try_changes(
 
     def without_time(attempt: Attempt[_Work]) -> Iterator[NotTried]:
         change = attempt.work.change
-        if change.line and attempt.work == _Work(change, shop.cells[0]):
+        if change.line and attempt.work == _Work(change, trials.cells[0]):
             yield NotTried(change.phrase, change.line, change.id, attempt.cost_s)
 
     def tried(queue: Sequence[Attempt[_Work]], kept_s: float = 0.0) -> Iterator[Trial | NotTried]:
         return try_in_order(queue, run, deadline_s - kept_s, machine.now_s, without_time, failed)
 
-    for cell in shop.cells:
-        is_first = cell == shop.cells[0]
-        yield from tried(shop.queue(cell, made), shop.confirming_s(cell) if is_first else 0.0)
-        best = shop.best_of([trial for trial in made if trial.key == CellKey("decode", cell)]) if is_first else None
+    for cell in trials.cells:
+        is_first = cell == trials.cells[0]
+        yield from tried(trials.queue(cell, made), trials.confirming_s(cell) if is_first else 0.0)
+        best = trials.best_of([trial for trial in made if trial.key == CellKey("decode", cell)]) if is_first else None
         if best is not None:
-            yield from tried([shop.attempt(_Work(best, cell, whole=True))])
+            yield from tried([trials.attempt(_Work(best, cell, whole=True))])

@@ -53,6 +53,8 @@ class _Setup:
     file: ForeignFile
     counted: CountedModel
     quant: str
+    calls: Sequence[str]
+    """What the file calls the format of its weights."""
     dtype: str
     """Of the cache, in which quantised linears also return their results."""
     under: CeilingSet
@@ -62,15 +64,10 @@ class _Setup:
     """That share each step."""
     stages: int
     """Groups of them that take turns: they add memory, not speed."""
-    link: Link | None
-    """Between the GPUs that share each step."""
-    rank: ModelWork | None
-    """The work of one of them; None if it is not known."""
-
-    @property
-    def room_bytes(self) -> float:
-        """Bytes that a model may take of all GPUs; infinite if they are unknown."""
-        return (self.under.room_bytes or math.inf) * self.stages
+    free_bytes: float
+    """Bytes that a model may take of all GPUs; infinite if they are unknown."""
+    link: tuple[ModelWork, Link] | None
+    """The work of one of the GPUs that share each step, and the link between them; None if either is not known."""
 
     def weight_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights."""
@@ -94,14 +91,15 @@ class _Setup:
     def fit(self, figure: Figure) -> Fit:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
         held, own_bytes, needed_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
-        missing_bytes = needed_bytes - _FULLEST * self.room_bytes
-        if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
-            return "perhaps" if missing_bytes > 0 or held.weights_on_host else "yes"
+        missing_bytes = needed_bytes - _FULLEST * self.free_bytes
+        if held.weights_on_host or missing_bytes <= 0:
+            return "perhaps" if held.weights_on_host else "yes"
         read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
         fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
-        return "perhaps" if missing_bytes <= max(unread_bytes, fewer_bytes) else "no"
+        is_possible = held.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
+        return "perhaps" if is_possible else "no"
 
 
 def place(
@@ -142,26 +140,27 @@ def place(
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
     calls, form = _quantised_as(file, figures)
-    counted, quant = _counted(
-        source, file, requested, form if any(not each.held.weight_bytes for each in figures) else ""
-    )
+    has_bits = all(figure.held.weight_bytes for figure in figures)
+    counted, quant = _counted(source, file, requested, "" if has_bits else form)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
     if link and gpus == 1:
         raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
-    messages = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
-    rank, unknown_link = _rank(source, gpus) if messages else (None, [])
-    name = sheet.gpu if sheet else under.device
-    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
+    between = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
+    shared, unknown_link = _shared(source, gpus, between) if between else (None, [])
+    name, free_bytes = sheet.gpu if sheet else under.device, (under.room_bytes or math.inf) * stages
+    setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared)
     figures = [_completed(setup, figure) for figure in figures]
-    is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
+    # Tools that pack no weights need not say so.
+    floors, is_dense = _floors(setup, figures), not (file.packed_dtype or calls)
     rows = [
         placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure))
-        for figure, floor in zip(figures, _floors(setup, figures), strict=True)
+        for figure, floor in zip(figures, floors, strict=True)
     ]
-    as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != requested)
-    warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *unknown_link, *doubts(rows)]
+    warnings = [*_doubts(setup, devices, figures, rows), *unknown_link, *doubts(rows)]
+    if quant != requested:
+        warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -181,7 +180,7 @@ def place(
         ceilings=PlaceCeilings(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
         warnings=warnings,
         gpus=gpus,
-        link=messages.name if rank and messages else "",
+        link=shared[1].name if shared else "",
         rows=rows,
     )
 
@@ -228,13 +227,13 @@ def _counted(source: ModelSource, file: ForeignFile, quant: str, form: str) -> t
     return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
 
 
-def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, list[str]]:
-    """(the work of one of several GPUs, a warning if it is not known).
+def _shared(source: ModelSource, gpus: int, link: Link) -> tuple[tuple[ModelWork, Link] | None, list[str]]:
+    """(the work of one of several GPUs with their link, a warning if it is not known).
 
     Messages have the activations' width, so those of packed weights are counted with dense ones.
     """
     try:
-        return counted_model(source, "bfloat16", rented=True, ranks=gpus).work, []
+        return (counted_model(source, "bfloat16", rented=True, ranks=gpus).work, link), []
     except (RequestError, ModelError) as error:
         return None, [f"the time of the link between {gpus} GPUs is not known: {error}"]
 
@@ -253,7 +252,7 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
     if figure.shape.batch_size is None:
         most = figure.shape.cap or 1
         if per_sequence := cache_bytes(work, 1, _tokens(figure)):
-            most = int(max(1, min(most, (setup.room_bytes - setup.weight_bytes(figure)) // per_sequence)))
+            most = int(max(1, min(most, (setup.free_bytes - setup.weight_bytes(figure)) // per_sequence)))
         notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
         figure = figure.with_shape(Shape(most))
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
@@ -305,18 +304,18 @@ def _floors(setup: _Setup, figures: Sequence[Figure]) -> list[tuple[float, float
     )
     compute_s, memory_s = (prefills * one + steps * other for one, other in zip(first, each, strict=True))
     link_s: Sequence[float | None] = [None] * len(figures)
-    if setup.rank and setup.link:
-        messages_s = (collectives_s(setup.rank, step, ExecutionPath(), setup.link) for step in (prefill, decode))
-        first_s, each_s = messages_s
+    if setup.link:
+        rank, link = setup.link
+        first_s, each_s = (collectives_s(rank, step, ExecutionPath(), link) for step in (prefill, decode))
         link_s = (prefills * first_s + steps * each_s).tolist()
     return list(zip(compute_s.tolist(), memory_s.tolist(), link_s, strict=True))
 
 
 def _doubts(
-    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure], calls: Sequence[str]
+    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure]
 ) -> Iterator[str]:
-    """What is said of a whole file, and whether it names another model, device or format (`calls`), or needs more."""
-    file, counted, gpus, free_bytes = setup.file, setup.counted, setup.gpus, setup.room_bytes
+    """What is said of a whole file, and whether it names another model, device or format, or needs more memory."""
+    file, counted, calls, gpus, free_bytes = setup.file, setup.counted, setup.calls, setup.gpus, setup.free_bytes
     if setup.stages > 1:
         yield (
             f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the ceilings are those of {gpus}, though a"

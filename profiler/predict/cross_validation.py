@@ -123,7 +123,7 @@ class TrainedModel:
     """Change of the machine's speed in the run and until a later one, as a share."""
 
     @property
-    def again(self) -> float:
+    def repeat_width(self) -> float:
         """Half width (95 %) of a second measurement of a cell, as a share: that of the median cell, and the drift."""
         return math.hypot(float(np.median(self._widths)), self.drift)
 
@@ -279,16 +279,12 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
 def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> ReplayedSteps:
     """The kernels that were replayed at the shapes of `keys`, by operator."""
     replays: list[Mapping[str, Replay]] = [facts.replays.get(key, {}) for key in keys]
-    names = [*(column.operator for column in counted.columns), REST]
-
-    def by_operator(seconds_of: Callable[[Replay], float]) -> dict[str, Array]:
-        columns = (
-            np.array([seconds_of(of_key[name]) if name in of_key else np.nan for of_key in replays]) for name in names
-        )
-        return {name: seconds for name, seconds in zip(names, columns, strict=True) if (seconds > 0).any()}
-
-    whole, conversion = (
-        by_operator(lambda each: each.whole.median_s),
-        by_operator(lambda each: each.conversion.median_s),
-    )
+    whole: dict[str, Array] = {}
+    conversion: dict[str, Array] = {}
+    for name in (*(column.operator for column in counted.columns), REST):
+        found = [of_key.get(name) for of_key in replays]
+        for by_operator, part in ((whole, "whole"), (conversion, "conversion")):
+            seconds = np.array([getattr(each, part).median_s if each else np.nan for each in found])
+            if (seconds > 0).any():
+                by_operator[name] = seconds
     return ReplayedSteps(counted, whole, conversion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -63,23 +64,37 @@ class MeasuredCells(Columnar):
         return len(self.latency_s)
 
 
-@dataclass(frozen=True)
 class Kernels:
-    """Kernel times of a model at new shapes, interpolated from its replays."""
+    """Kernel times of a model at new shapes, interpolated from a run's replays.
 
-    lines: Mapping[str, Line]
-    """By operator: time and ceiling over rows."""
-    surfaces: Mapping[str, KernelSurface]
-    """By attention operator: over batch, query and depth."""
-    conversions: Mapping[str, Line]
-    """By operator: the time of conversions over rows."""
-    small: Line | None = None
-    """All kernels that are not replayed individually: their time, with the larger of their traffic from memory and
-    their shortest time as the ceiling, over tokens; None if they were not replayed."""
-    least_small_s: float = 0.0
-    """That shortest time."""
-    small_in_decode: bool = False
-    """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to overhead."""
+    By operator, `lines` and `conversions` are over rows, and `surfaces` (attention) over batch, query and depth.
+    `small` are all kernels that are not replayed individually, over tokens; None if they were not replayed. Their
+    ceiling is the larger of their traffic from memory and their shortest time.
+    """
+
+    def __init__(self, measured: MeasuredCells, device: DeviceRates) -> None:
+        replayed, steps = measured.replayed, measured.demanded.steps
+        self.lines, self.conversions = _lines([each for each in (replayed, measured.between) if each], device)
+        self.surfaces: dict[str, KernelSurface] = {}
+        for column in measured.demanded.columns:
+            if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
+                seconds = replayed.seconds[column.operator][replayed_at]
+                ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
+                least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
+                fitted = Surface(octaves(steps.at(replayed_at)), np.log(seconds / (ceiling_s + least_s)), noise)
+                self.surfaces[column.operator] = KernelSurface(fitted, least_s)
+        self.small: Line | None = None
+        rest = replayed.seconds.get(REST, np.zeros(len(steps)))
+        if (replayed_at := rest > 0).any():
+            self.least_small_s = float(rest[replayed_at].min())
+            parts = (
+                unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
+                for column in measured.demanded.columns
+            )
+            ceilings_s = np.maximum(sum(parts, np.zeros(len(steps))), self.least_small_s)
+            self.small = Line(steps.tokens[replayed_at], rest[replayed_at], ceilings_s[replayed_at])
+            # On a CPU they are not replayed for decode steps, in which they are negligible next to overhead.
+            self.small_in_decode = bool((replayed_at & ~steps.prefill).any())
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, ceiling_s: Array) -> Array | None:
         """Seconds [n] of one instance at each step with ceilings `ceiling_s` [n]; None for an operator without
@@ -106,35 +121,6 @@ class Kernels:
         return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_CEILING_S))
 
 
-def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
-    """Interpolate the kernel times of a run's replays."""
-    replayed = measured.replayed
-    lines, conversions = _lines([part for part in (replayed, measured.between) if part is not None], device)
-    surfaces: dict[str, KernelSurface] = {}
-    steps = measured.demanded.steps
-    for column in measured.demanded.columns:
-        if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
-            seconds = replayed.seconds[column.operator][replayed_at]
-            ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
-            least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
-            ratios = np.log(seconds / (ceiling_s + least_s))
-            at = octaves(steps.at(replayed_at))
-            surfaces[column.operator] = KernelSurface(surface(at, ratios, noise), least_s)
-    kernels = Kernels(lines, surfaces, conversions)
-    rest = replayed.seconds.get(REST)
-    if rest is None or not (replayed_at := rest > 0).any():
-        return kernels
-    least_s = float(rest[replayed_at].min())
-    parts = (
-        unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
-        for column in measured.demanded.columns
-    )
-    traffic_s = np.asarray(sum(parts, np.zeros(len(steps))))
-    small = line(steps.tokens[replayed_at], rest[replayed_at], np.maximum(traffic_s, least_s)[replayed_at])
-    in_decode = bool((replayed_at & ~steps.prefill).any())
-    return replace(kernels, small=small, least_small_s=least_s, small_in_decode=in_decode)
-
-
 def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
     """(kernel times, conversion times) over rows, by operator, from all its replays."""
     points: tuple[dict[str, list[tuple[Array, Array, Array]]], ...] = ({}, {})
@@ -147,7 +133,7 @@ def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[st
                     new = column.rows[at], seconds[column.operator][at], own_s[at]
                     by_operator.setdefault(column.operator, []).append(new)
     kernels, conversions = (
-        {name: line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
+        {name: Line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
         for by_operator in points
     )
     return kernels, conversions
@@ -222,62 +208,37 @@ _SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
 _NOISES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.16)
 
 
-@dataclass(frozen=True)
 class Surface:
-    """A Gaussian process with a constant mean.
+    """A Gaussian process with a constant mean through `values` [m] at `points` [m, d], in octaves.
 
     Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26 and 2.41. Far from every
-    point its value is the mean, with `spread` as the standard deviation.
+    point its value is the mean, with `spread` as the standard deviation. The spread, and the noise between measurements
+    of one point beyond `own_noise` [m], maximise the marginal likelihood (equation 2.30) over a coarse grid, since
+    there are few points.
     """
 
-    points: Array
-    """float[m, d], in octaves."""
-    weights: Array
-    """float[m]"""
-    inverse: Array
-    """float[m, m]"""
-    mean: float
-    spread: float
-    noise: float
-
-    def level(self, at: Array) -> Array:
-        """The value [n] at the points `at` [n, d], each clipped to the bounding box of the surface's points."""
-        return self.value(np.clip(at, self.points.min(axis=0), self.points.max(axis=0)))[0]
-
-    def value(self, at: Array) -> tuple[Array, Array]:
-        """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
-        if not len(self.points):
-            return np.full(len(at), self.mean), np.full(len(at), self.spread)
-        cross = self.spread**2 * _correlation(at, self.points)
-        value = self.mean + cross @ self.weights
-        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
-        return value, np.sqrt(np.maximum(self.spread**2 - explained, 0.0) + self.noise**2)
-
-
-def surface(points: Array, values: Array, own_noise: Array) -> Surface:
-    """The surface through `values` [m] at `points` [m, d], with standard deviations `own_noise` [m] of the values.
-
-    The spread of the surface, and the noise between measurements of one point beyond `own_noise`, maximise the marginal
-    likelihood (equation 2.30) over a coarse grid, since there are few points.
-    """
-    if len(values) < 2:
-        mean = float(values.mean()) if len(values) else 0.0
-        return Surface(points, np.zeros(len(values)), np.eye(len(values)), mean, _SPREADS[-1], _NOISES[2])
-    best: tuple[float, Surface] | None = None
-    correlation = _correlation(points, points)
-    ones = np.ones(len(values))
-    for spread in _SPREADS:
-        for noise in _NOISES:
+    def __init__(self, points: Array, values: Array, own_noise: Array) -> None:
+        self.points, self.weights = points, np.zeros(len(values))
+        self.inverse: Array = np.eye(len(values))
+        self.mean, self.spread, self.noise = float(values.mean()), _SPREADS[-1], _NOISES[2]
+        correlation, ones, best = _correlation(points, points), np.ones(len(values)), -math.inf
+        for spread, noise in itertools.product(_SPREADS, _NOISES) if len(values) > 1 else ():
             covariance = spread**2 * correlation + np.diag(own_noise**2 + noise**2)
             inverse = np.linalg.inv(covariance)
             mean = float(ones @ inverse @ values / (ones @ inverse @ ones))
             deviations = values - mean
             _, log_determinant = np.linalg.slogdet(covariance)
             log_likelihood = -0.5 * float(deviations @ inverse @ deviations) - 0.5 * float(log_determinant)
-            if best is None or log_likelihood > best[0]:
-                best = log_likelihood, Surface(points, inverse @ deviations, inverse, mean, spread, noise)
-    assert best is not None
-    return best[1]
+            if log_likelihood > best:
+                best, self.inverse, self.weights = log_likelihood, inverse, inverse @ deviations
+                self.mean, self.spread, self.noise = mean, spread, noise
+
+    def value(self, at: Array) -> tuple[Array, Array]:
+        """(value, standard deviation of a new measurement), each [n], at the points `at` [n, d]."""
+        cross = self.spread**2 * _correlation(at, self.points)
+        value = self.mean + cross @ self.weights
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        return value, np.sqrt(np.maximum(self.spread**2 - explained, 0.0) + self.noise**2)
 
 
 def _correlation(left: Array, right: Array) -> Array:
@@ -296,16 +257,18 @@ class KernelSurface:
 
     def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
         """Seconds [n] at `sizes` [n, d], at least the ceiling; beyond the measured sizes the ratio is constant."""
-        return np.asarray(np.maximum(ceiling_s, np.exp(self.surface.level(sizes)) * (ceiling_s + self.least_s)))
+        measured = self.surface.points
+        log_ratio, _ = self.surface.value(np.clip(sizes, measured.min(axis=0), measured.max(axis=0)))
+        return np.asarray(np.maximum(ceiling_s, np.exp(log_ratio) * (ceiling_s + self.least_s)))
 
 
-@dataclass(frozen=True)
 class Line:
-    """A kernel's time in relation to its ceiling, interpolated over one size; arrays are [m] measured points."""
+    """A kernel's time over its ceiling, through measured points [m]: the median of those that share a size."""
 
-    log_sizes: Array
-    log_ratios: Array
-    """log(time / ceiling) at each size."""
+    def __init__(self, sizes: Array, seconds: Array, ceiling_s: Array) -> None:
+        unique, ratios = np.unique(sizes), np.log(seconds / ceiling_s)
+        self.log_sizes = np.log(np.maximum(unique, 1))
+        self.log_ratios = np.array([np.median(ratios[sizes == size]) for size in unique])
 
     def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
         """Seconds [n] at `sizes` [n] with ceilings `ceiling_s` [n], at least the ceiling."""
@@ -314,10 +277,3 @@ class Line:
     def log_ratio(self, sizes: Array) -> Array:
         """log(time / ceiling) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
         return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
-
-
-def line(sizes: Array, seconds: Array, ceiling_s: Array) -> Line:
-    """The line through measured points [m], with the median of those that share a size."""
-    unique = np.unique(sizes)
-    ratios = np.log(seconds / ceiling_s)
-    return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -28,9 +28,7 @@ class Columnar:
     def at(self, chosen: Array) -> Self:
         """The steps that `chosen` (bool or int [n]) picks."""
         own: Any = self
-        return cast(
-            Self, replace(own, **{item.name: _picked(getattr(self, item.name), chosen) for item in fields(own)})
-        )
+        return cast(Self, replace(own, **{name: _picked(value, chosen) for name, value in vars(own).items()}))
 
 
 def _picked(value: Any, chosen: Array) -> Any:
@@ -106,7 +104,7 @@ class OperatorColumn(Columnar):
     count: int
     dtype: str
     rows: Array
-    """Rows of a linear's product; for other operators, the new tokens of the step."""
+    """Rows of a linear's matmul; for other operators, the new tokens of the step."""
     flops: Array
     weight_bytes: Array
     kv_bytes: Array

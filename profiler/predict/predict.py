@@ -17,8 +17,6 @@ from profiler.predict.kernel_times import (
     Kernels,
     MeasuredCells,
     Surface,
-    replayed_kernels,
-    surface,
     unpaid_from_memory_s,
     unpaid_s,
 )
@@ -124,7 +122,7 @@ class Forecast:
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
     """Fit kernel times and residuals to measured cells."""
-    return fit_residuals(FittedModel(device, replayed_kernels(measured, device)), measured)
+    return fit_residuals(FittedModel(device, Kernels(measured, device)), measured)
 
 
 def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
@@ -134,7 +132,7 @@ def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
     for phase, chosen in by_phase(measured.demanded.steps):
         values = np.log(measured.latency_s[chosen] / terms_s[chosen])
         noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
-        residuals[phase] = surface(octaves(measured.demanded.steps.at(chosen)), values, noise)
+        residuals[phase] = Surface(octaves(measured.demanded.steps.at(chosen)), values, noise)
     return replace(model, residuals=residuals)
 
 
@@ -157,7 +155,7 @@ def change_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, floa
             return None
         keys, measured, half_widths = zip(*tried, strict=True)
         noise = np.array(half_widths) / np.array(measured) / NORMAL_95
-        fitted = surface(octaves(StepArrays.of(keys)), np.log(np.array(measured)), noise)
+        fitted = Surface(octaves(StepArrays.of(keys)), np.log(np.array(measured)), noise)
         log_ratio, sigma = fitted.value(octaves(steps.at(chosen)))
         factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, half_width

@@ -72,7 +72,7 @@ class WorkAt(Columnar):
     weight_bytes: Array
     other_bytes: Array
     """Bytes of the cache, and in plain transformers of its copies and of dense copies of packed weights."""
-    unsure_bytes: Array
+    uncertain_bytes: Array
     """Those of all these bytes that a GPU need not move: routed experts, of which several tokens may choose the same,
     and dense copies that fit its L2."""
 
@@ -98,8 +98,8 @@ class CardSteps(WorkAt):
 
     def bound_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
-        sure_bytes = self.weight_bytes + self.other_bytes - self.unsure_bytes
-        return floor_s(self.flops, sure_bytes, self.peak, self.bandwidth)
+        certain_bytes = self.weight_bytes + self.other_bytes - self.uncertain_bytes
+        return floor_s(self.flops, certain_bytes, self.peak, self.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -195,16 +195,13 @@ def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
 
 
 @cache
-def _table() -> dict[tuple[EngineKind, str], Efficiency]:
-    return {(row.kind, row.family): row for row in rows_of("published_efficiency.csv", Efficiency)}
-
-
 def attained(kind: EngineKind, family: str) -> Efficiency:
     """The efficiency of an engine kind with a format family, fitted to all published figures.
 
     `python -m tests.published_fit` fits published.csv and writes the table.
     """
-    return _table()[kind, family]
+    rows = rows_of("published_efficiency.csv", Efficiency)
+    return next(row for row in rows if (row.kind, row.family) == (kind, family))
 
 
 def compiled_step_s(
@@ -215,17 +212,14 @@ def compiled_step_s(
     None if no figure of the format is published, or the GPU has no kernels of it.
     """
     form = MIXTURE if any(item.group == "experts" for item in operators) else published_as(quant)
-    figures = sum(
-        item.figures for item in coverages() if (item.kind, item.form, item.phase) == ("compiled", form, "decode")
-    )
+    published = (item for item in coverages() if (item.kind, item.form, item.phase) == ("compiled", form, "decode"))
+    figures = sum(item.figures for item in published)
     if not figures or obstacle_on(sheet, "compiled", quant, None) or sheet.peak_flops_per_s(dtype) is None:
         return None
     names = ("flops", "weight_bytes", "kv_bytes")
-    flops, weight_bytes, kv_bytes = (
-        np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names
-    )
+    flops, *nbytes = (np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names)
     layers = max((item.count for item in operators if item.group == "attention"), default=1)
-    work = WorkAt(flops, weight_bytes, kv_bytes, np.zeros(1))
+    work = WorkAt(flops, nbytes[0], nbytes[1], uncertain_bytes=np.zeros(1))
     steps = card_steps(sheet, work, np.array([batch]), peak=peak_of(sheet, quant, dtype), layers=layers)
     found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
     return float(found.low_s[0]), float(found.high_s[0]), figures
@@ -240,17 +234,17 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
     """
     zeros = np.zeros(len(needed.steps))
     causes = OF_CONTEXT | {Cause.DEQUANTISATION} if engine == "eager" else {Cause.SHARED_READS}
-    flops, weight_bytes, other_bytes, unsure_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
+    flops, weight_bytes, other_bytes, uncertain_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
     several = needed.steps.batch * needed.steps.query > 1
     for column in needed.columns:
         flops += column.flops + sum((column.redundant_flops.get(cause, 0.0) for cause in causes), zeros)
         weight_bytes += column.weight_bytes + column.redundant_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
         other_bytes += column.kv_bytes + sum((column.redundant_bytes.get(cause, 0.0) for cause in causes), zeros)
         copied_bytes = column.redundant_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
-        unsure_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
+        uncertain_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
         if isinstance(column.source, Experts):
-            unsure_bytes += np.where(several, column.weight_bytes, 0.0)
-    return WorkAt(flops, weight_bytes, other_bytes, unsure_bytes)
+            uncertain_bytes += np.where(several, column.weight_bytes, 0.0)
+    return WorkAt(flops, weight_bytes, other_bytes, uncertain_bytes)
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:

@@ -94,14 +94,14 @@ class ForecastDocument(Document):
     notes: Sequence[str]
 
 
-def cross_validated_error(held: HeldOut, again: float, how: str) -> ForecastError:
+def cross_validated_error(held: HeldOut, repeat_width: float, how: str) -> ForecastError:
     """The error of held-out cells if they are measured once more, without figures if there are too few of them.
 
-    `again` is the half width (95 %) of what such a measurement adds, as a share.
+    `repeat_width` is the half width (95 %) of what such a measurement adds, as a share.
     """
     if not held.is_enough:
         return ForecastError(None, None, len(held.errors), how)
-    median, p90 = (math.hypot(*pair) for pair in ((held.median, _HALF * again), (held.p90, _NINE_TENTHS * again)))
+    median, p90 = math.hypot(held.median, _HALF * repeat_width), math.hypot(held.p90, _NINE_TENTHS * repeat_width)
     return ForecastError(median, p90, len(held.errors), how)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from profiler.device.device import resolve_device
 from profiler.device.memory import storage_bytes
 from profiler.errors import ModelError, RequestError, describe_error, first_line
-from profiler.facts.step import StoredWeight
+from profiler.facts.step import FLOAT32_BYTES, StoredWeight
 from profiler.patching import patched
 from profiler.quant.registry import ConversionCall, Quant, QuantOptions
 from profiler.quant.storage import INT8_CODES, fill_random, quant_state_tensors, rms, stored_as
@@ -34,7 +34,6 @@ _NESTED_BLOCK = 256
 _FUSED_FLOOR = 4
 _CODE_ENTRIES_4BIT = 16
 _CODE_ENTRIES_8BIT = 256
-_FLOAT32_BYTES = 4
 _BFLOAT16_BYTES = 2
 # The fused kernel needs blocks of 64 inputs in tiles of 32 outputs (`_convert_weight_packed_for_cpu`).
 _FUSED_INPUTS = 64
@@ -130,15 +129,14 @@ def stored(module: Any) -> StoredWeight:
         scales = getattr(weight, "SCB", None)
         scales = getattr(module.state, "SCB", None) if scales is None else scales
         integers = getattr(module.state, "CB", None)
-        weight_bytes = module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES
+        weight_bytes = module.in_features * module.out_features + module.out_features * FLOAT32_BYTES
         if weight.device.type != "meta" and scales is not None:
             weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
         return stored_as("int8", module, weight_bytes, torch.int8)
     state = getattr(weight, "quant_state", None)
     if state is not None and weight.device.type != "meta":
-        device, fused = weight.device, getattr(state, "packing_format_for_cpu", False)
+        device, fused, default_dtype = weight.device, getattr(state, "packing_format_for_cpu", False), state.dtype
         weight_bytes = storage_bytes([weight.data, *quant_state_tensors(state)])
-        default_dtype = state.dtype
     else:
         device = getattr(module, "planned_device", weight.device)
         fused = getattr(module, "support_avx512bf16_for_cpu", False)
@@ -147,30 +145,24 @@ def stored(module: Any) -> StoredWeight:
         default_dtype = torch.float32
     compute_dtype = torch.bfloat16 if fused else module.compute_dtype or default_dtype
     rows = None if fused else four_bit_rows(device, compute_dtype, module.in_features, module.out_features)
-    return stored_as(
-        weight.quant_type,
-        module,
-        weight_bytes,
-        compute_dtype,
-        dense_from_rows=rows.dense_from if rows else None,
-        fused_rows=rows.fused if rows else (),
-    )
+    dense_rows = {"dense_from_rows": rows.dense_from, "fused_rows": rows.fused} if rows else {}
+    return stored_as(weight.quant_type, module, weight_bytes, compute_dtype, **dense_rows)
 
 
 def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
     """4 bits per weight + absmax per block of 64; nested absmax is uint8, with a second level per block of 256."""
     blocks = -(-elements // _BLOCK)
-    packed = -(-elements // 2) + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
+    packed = -(-elements // 2) + _CODE_ENTRIES_4BIT * FLOAT32_BYTES
     if not nested:
-        return packed + blocks * _FLOAT32_BYTES
-    second = -(-blocks // _NESTED_BLOCK) * _FLOAT32_BYTES
-    return packed + blocks + second + _CODE_ENTRIES_8BIT * _FLOAT32_BYTES + _FLOAT32_BYTES
+        return packed + blocks * FLOAT32_BYTES
+    second = -(-blocks // _NESTED_BLOCK) * FLOAT32_BYTES
+    return packed + blocks + second + _CODE_ENTRIES_8BIT * FLOAT32_BYTES + FLOAT32_BYTES
 
 
 def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
     """4 bits per weight + bfloat16 absmax per block; a nested one is unpacked (`_convert_weight_packed_for_cpu`)."""
-    packed = elements // 2 + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
-    return packed + elements // _BLOCK * _BFLOAT16_BYTES + (_FLOAT32_BYTES if nested else 0)
+    packed = elements // 2 + _CODE_ENTRIES_4BIT * FLOAT32_BYTES
+    return packed + elements // _BLOCK * _BFLOAT16_BYTES + (FLOAT32_BYTES if nested else 0)
 
 
 @dataclass(frozen=True)
@@ -271,18 +263,29 @@ def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
 
 
 def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
-    """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`.
+    """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`."""
+    is_int8 = type(owner.weight).__name__ == "Int8Params"
+    return cast(nn.Parameter, (_random_int8 if is_int8 else _random_4bit)(owner, device, std))
 
-    LLM.int8() has 127 at a row's absolute maximum; 4 bits have 16 codes, and a block's. For a CPU's fused kernel the
-    data has the repacked layout (functional.py, 0.50: [outs, ins / 2] bytes, [ins / block, outs] bfloat16).
+
+def _random_int8(owner: Any, device: torch.device, std: float) -> Any:
+    """LLM.int8() has 127 at a row's absolute maximum."""
+    from bitsandbytes.nn import Int8Params
+
+    data = fill_random(torch.empty(owner.out_features, owner.in_features, dtype=torch.int8, device=device))
+    scales = torch.full((owner.out_features,), 127 * std / rms(INT8_CODES), device=device)
+    return Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales)
+
+
+def _random_4bit(owner: Any, device: torch.device, std: float) -> Any:
+    """4 bits have 16 codes, and a block's absolute maximum.
+
+    For a CPU's fused kernel the data has the repacked layout (functional.py, 0.50: [outs, ins / 2] bytes, [ins / block,
+    outs] bfloat16).
     """
     from bitsandbytes.functional import QuantState, get_4bit_type, quantize_blockwise
-    from bitsandbytes.nn import Int8Params, Params4bit
+    from bitsandbytes.nn import Params4bit
 
-    if type(owner.weight).__name__ == "Int8Params":
-        data = fill_random(torch.empty(owner.out_features, owner.in_features, dtype=torch.int8, device=device))
-        scales = torch.full((owner.out_features,), 127 * std / rms(INT8_CODES), device=device)
-        return cast(nn.Parameter, Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales))
     planned, outs, ins = owner.weight, owner.out_features, owner.in_features
     dtype, fused = owner.compute_dtype, owner.support_avx512bf16_for_cpu
     quantised_shape = torch.Size([math.ceil(outs * ins / 2), 1])
@@ -313,7 +316,7 @@ def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
     parameter = Params4bit(data, requires_grad=False, **options)
     if parameter.module is not None:
         parameter.module.quant_state = state
-    return cast(nn.Parameter, parameter)
+    return parameter
 
 
 def dense_copy(_quant: Quant, module: Any, _weight: StoredWeight) -> ConversionCall | None:

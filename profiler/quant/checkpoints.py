@@ -18,6 +18,7 @@ from torch import nn
 from profiler.errors import ModelError
 
 _WORD_BITS = 32
+MX_BLOCK = 32  # OCP Microscaling Formats v1.0, 5.1
 
 
 class AwqLinear(nn.Module):
@@ -127,16 +128,13 @@ class Mxfp4Experts(nn.Module):
     def __init__(self, experts: int, hidden: int, inner: int) -> None:
         super().__init__()
         for name, outs, ins in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
-            blocks = math.ceil(ins / _MX_BLOCK)
-            self._add(f"{name}_blocks", experts, outs, blocks, _MX_BLOCK // 2, dtype=torch.uint8)
+            blocks = math.ceil(ins / MX_BLOCK)
+            self._add(f"{name}_blocks", experts, outs, blocks, MX_BLOCK // 2, dtype=torch.uint8)
             self._add(f"{name}_scales", experts, outs, blocks, dtype=torch.uint8)
             self._add(f"{name}_bias", experts, outs, dtype=torch.bfloat16)
 
     def _add(self, name: str, *shape: int, dtype: torch.dtype) -> None:
         self.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False))
-
-
-_MX_BLOCK = 32
 
 
 def plan_mxfp4(model: Any) -> nn.Module:
@@ -181,7 +179,7 @@ def as_dense_config(config: Any) -> Any:
     return plain
 
 
-def requested_form(config: Any, dtype_requested: bool) -> Any:
+def counted_config(config: Any, dtype_requested: bool) -> Any:
     """The config to count: as published, or dense if a requested dtype replaces blocks of floats (MXFP4, FP8)."""
     return as_dense_config(config) if dtype_requested and published_format(config) in _FLOAT_FORMS else config
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
+from profiler.patching import patched
 from profiler.quant.registry import ConversionCall, library_of
 
 _GGUF_FUSED_ROWS = 8
@@ -173,7 +174,7 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
     """Calls of the conversion kernels that `modules` run for `rows` rows of input, one per module.
 
     They are loaded linears of one shape. A call writes a dense copy; for LLM.int8() it quantises the inputs and
-    dequantises the matmuls. Empty if nothing is converted outside the matmul.
+    dequantises the results. Empty if nothing is converted outside the matmul.
     """
     weights = [stored(module) for module in modules]
     if all(weight.format == "int8" for weight in weights):
@@ -189,12 +190,12 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
 def _llm_int8(
     modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype
 ) -> list[ConversionCall]:
-    """All calls share one input and one matmul: a step makes both anew, but one pair per call would take gigabytes."""
+    """All calls share one input and one result: a step makes both anew, but one pair per call would take gigabytes."""
     from bitsandbytes import functional
 
     device = modules[0].state.SCB.device
     inputs = torch.randn(rows, weight.in_features, dtype=activations, device=device)
-    matmuls = torch.randint(-1000, 1000, (rows, weight.out_features), dtype=torch.int32, device=device)
+    results = torch.randint(-1000, 1000, (rows, weight.out_features), dtype=torch.int32, device=device)
 
     def convert(scales: torch.Tensor, threshold: float) -> object:
         halves = inputs.to(torch.float16)
@@ -202,7 +203,7 @@ def _llm_int8(
             _check_outliers(halves, threshold)
             threshold = 0.0
         _, row_scales, _ = functional.int8_vectorwise_quant(halves, threshold=threshold)
-        return functional.int8_mm_dequant(matmuls, row_scales, scales)
+        return functional.int8_mm_dequant(results, row_scales, scales)
 
     return [partial(convert, module.state.SCB, module.state.threshold) for module in modules]
 
@@ -218,13 +219,9 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     state = module.state
 
     def call() -> object:
-        threshold = state.threshold
-        _check_outliers(x.to(torch.float16), threshold)
-        state.threshold = 0.0
-        try:
+        _check_outliers(x.to(torch.float16), state.threshold)
+        with patched(state, threshold=0.0):
             return module(x)
-        finally:
-            state.threshold = threshold
 
     return call
 

@@ -39,8 +39,7 @@ class ProcessGroup:
 
     def __init__(self, device_type: str) -> None:
         # SIGTERM ends a process at once until all ranks are there, and on ranks other than 0 always: nothing is lost
-        # then. A rank that waits in C++ for one that never comes would run no handler of Python's, and torchrun would
-        # wait half a minute for it.
+        # then. A rank that waits in C++ would run no handler of Python's, and torchrun would wait half a minute for it.
         handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         is_cpu = device_type == "cpu"
         self.device = torch.device("cpu") if is_cpu else torch.device("cuda", dist.get_node_local_rank())

@@ -1,7 +1,8 @@
 """What a row of the table of formats says: how a kind of file is recognised, and where it has what.
 
 A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of which the first with a value counts, and
-` / ` between two numbers whose ratio it is (`readers/values.py`).
+` / ` between two numbers whose ratio it is (`readers/values.py`). The path of a time may end with its unit, `ttft:ms`.
+A rate ends with `:/s`, in tokens per second.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ class Format:
     records: Callable[[Source], Sequence[Record]] = lambda source: source.records
     """The results in a file. Raises RequestError for several reports."""
     more: Callable[[Record], Record] = lambda record: {}
-    """What a result says in more than a path, as further keys: a `remark` about the whole file, `gpus`, `stages`."""
+    """What a result says in more than a path, as further keys; its `remark` is about the whole file."""
     figures: Callable[[Record], Sequence[Figure]] = lambda record: [record["figure"]]
-    """The figures of one result: `Steps`, `Client`, `Request`, or a function; else it is its key `figure`."""
+    """The figures of one result: `Steps`, `Client`, or a function; else it is its key `figure`."""
+    gpus: str = "gpus"
+    """Where the number of GPUs that shared each step is."""
+    stages: str = "stages"
+    """Where the number of groups of them that took turns is."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Where the settings of a result are, by the name that a comparison uses; of a mapping, each key is a setting."""
     packed_dtype: str = ""
@@ -74,7 +79,7 @@ class Format:
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
-        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records or [{}]}
+        gpus, *others = {(whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records or [{}]}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]
@@ -110,97 +115,69 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
     return [replace(first, time=Measured(median(all_s), values=all_s, repeats=len(all_s))) for first, all_s in pairs]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Steps:
-    """Where the times of batches of a known shape are.
+    """Where the times of batches of a known shape are, or of one request, which ran alone.
 
-    A record may have further keys: `cached`, the tokens before the prompt; `requests` that shared the time; `cap`, the
-    most at a time; `loop`, the steps in a decode's time; by what they cover, more `notes` and the seconds of a step of
-    the `clock`; `acceptance`, the tokens that a step gives.
+    A record may have further keys: `cached`, the tokens before the prompt; `cap`, the most sequences at a time; `loop`,
+    the steps in a decode's time; by what they cover, more `notes` and the seconds of a step of the `clock`;
+    `acceptance` and `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`;
+    `on_host`, what was in the host's memory.
     """
 
-    batch_size: str = "batch_size"
     prompt_len: str = "input_len"
+    """Prompt tokens that were computed."""
     new_tokens: str = "output_len"
-    times: Mapping[Covers, str]
-    """By what it covers, a time or a list of repetitions, whose median is the time."""
-    unit: float = 1.0
-    """Of the times, in seconds, if the file does not name it next to them."""
+    prefill: str = ""
+    """The time of a prefill: a number, or a list of repetitions, whose median counts."""
+    decode: str = ""
+    """The same of a decode step, or of `loop` steps."""
+    generate: str = ""
+    """The same of a whole `generate`."""
+    batch_size: str = "batch_size"
+    """Empty for one request. Its first token comes with the prompt, so N tokens are N - 1 steps."""
+    requests: str = "requests"
+    """How many sequences shared the time, if it is not one batch's."""
     repeats: int = 0
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
-        paths = (self.batch_size, self.prompt_len, "cached", self.new_tokens, "cap", "requests")
-        shape, figures = Shape(*(whole_at(record, path) for path in paths)), []
-        loop = whole_at(record, "loop", 0)
-        for covers, paths_of_time in self.times.items():
-            steps = 1 if loop is None or covers != "decode" else loop
-            if steps and (time_s := seconds_at(record, paths_of_time, self.unit)):
-                time_s = time_s.times(1 / steps)
-                clock_s = number_at(record, f"clock.{covers}") or 0.0
-                time_s = replace(time_s, repeats=time_s.repeats or self.repeats, rounding=clock_s or time_s.rounding)
-                notes = [*self.notes.get(covers, ()), *(inner(record, f"notes.{covers}") or ())]
-                notes += [f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)
-                figure = Figure(covers, shape, time_s, notes=tuple(notes))
-                figures.append(figure if covers == "prefill" else speculated(figure, record.get("acceptance", -1)))
+        is_one, figures = not self.batch_size, []
+        paths = (self.prompt_len, "cached", self.new_tokens, "cap", self.requests, "n_gpu_layers")
+        prompt, cached, new, cap, requests, layers = (whole_at(record, path, 0 if is_one else 1) for path in paths)
+        batch = 1 if is_one else whole_at(record, self.batch_size)
+        loop = new and new - 1 if is_one else whole_at(record, "loop", 0)
+        shape, bits = Shape(batch, prompt, cached, new, cap, requests), number_at(record, "bits")
+        held = Held(bits and bits / 8, gpu_layers=layers, weights_on_host=bool(record.get("on_host")))
+        times: dict[Covers, str] = {"prefill": self.prefill, "decode": self.decode, "generate": self.generate}
+        for covers, time_at in times.items():
+            steps = loop if covers == "decode" and loop is not None else 1
+            tokens = prompt if covers == "prefill" else new or 1
+            if not time_at or not steps or not (time_s := seconds_at(record, time_at, tokens)):
+                continue
+            time_s, clock_s = time_s.times(1 / steps), number_at(record, f"clock.{covers}") or 0.0
+            time_s = replace(time_s, repeats=time_s.repeats or self.repeats, rounding=clock_s or time_s.rounding)
+            notes = [*self.notes.get(covers, ()), *(inner(record, f"notes.{covers}") or ())]
+            notes += [f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)
+            if is_one and covers == "decode" and new and steps < _FEW:
+                notes.append(f"a mean of few steps: {steps}")
+            figure = Figure(covers, shape, time_s, held=held, notes=tuple(notes))
+            if covers != "prefill":
+                figure = speculated(figure, record.get("acceptance", None if is_one else -1), record.get("verified"))
+            figures.append(figure)
         return figures
 
 
-@dataclass(frozen=True)
-class Request:
-    """Where the times of one request are, which ran alone: its batch is 1. Of a time and a rate, the time counts.
-
-    A record may have further keys: `runs`, its decode steps; `cached`, the tokens before the prompt; `acceptance` and
-    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`; `on_host`, a share.
-    """
-
-    prompt_len: str
-    """Prompt tokens that were computed."""
-    new_tokens: str
-    to_first: str = ""
-    """The time until the first token."""
-    prompt_per_s: str = ""
-    rest: str = ""
-    """The time of the tokens after the first."""
-    per_s: str = ""
-    """All new tokens over that time."""
-    unit: float = 1.0
-    """Of the times, in seconds."""
-
-    def __call__(self, record: Record) -> list[Figure]:
-        """The figures of a prefill and a decode step. Raises RequestError for what is no time or shape.
-
-        The first token comes with the prompt, so N tokens are N - 1 steps. A prompt's rate needs its length.
-        """
-        paths = (self.prompt_len, self.new_tokens, "runs", "cached", "n_gpu_layers")
-        prompt, new, runs, cached, gpu_layers = (whole_at(record, path, 0) for path in paths)
-        new, bits, figures = runs + 1 if runs else new, number_at(record, "bits"), []
-        held = Held(bits and bits / 8, gpu_layers=gpu_layers, weights_on_host=bool(record.get("on_host")))
-        shape = Shape(1, prompt, cached, new)
-        if first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt):
-            figures.append(Figure("prefill", shape, first_s, held=held))
-        steps = 1 if new is None else new - 1
-        if steps and (rest_s := self._spent(record, self.rest, self.per_s, new or 1)):
-            few = (f"a mean of few steps: {steps}",) if new and steps < _FEW else ()
-            decode = Figure("decode", shape, rest_s.times(1 / steps), held=held, notes=few)
-            figures.append(speculated(decode, first_of(record, "acceptance"), record.get("verified")))
-        return figures
-
-    def _spent(self, record: Record, times: str, rates: str, tokens: int | None) -> Measured | None:
-        """The seconds of so many tokens, by their time or their rate; None without one."""
-        if (time_s := seconds_at(record, times, self.unit)) is None and tokens and number_at(record, rates):
-            time_s = measured(first_of(record, rates), rates).of(tokens)
-        return time_s and replace(time_s, repeats=1)
-
-
-def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
+def seconds_at(record: Record, paths: str, tokens: int | None = None) -> Measured | None:
     """The first time at one of `paths` in seconds; None if it was not measured.
 
-    `unit` is in seconds, and gives way to the one that is next to the time. Raises RequestError for what is no time.
+    A path may end with a unit, which gives way to the one that is next to the time: `prompt_ms:ms`. `rate:/s` is of
+    `tokens` per second. Raises RequestError for what is no time.
     """
-    for path in paths.split(" | "):
+    for path_and_unit in paths.split(" | "):
+        path, _, unit = path_and_unit.partition(":")
         value = inner(record, path)
         if isinstance(value, list) and value:
             time = measured(median(number_of(item, path) for item in value), path, values=value)
@@ -208,17 +185,16 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
             time = Measured(number) if " / " in path else measured(value, path)
         else:
             continue
-        return time.times(SECONDS.get(str(inner(record, f"{path.rpartition('.')[0]}.unit")), unit))
+        if unit != "/s":
+            return time.times(SECONDS.get(str(inner(record, f"{path.rpartition('.')[0]}.unit")), SECONDS[unit]))
+        if tokens:
+            return time.of(tokens)
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """Where the client of a loaded server writes its means and medians: the typical value, then the mean.
-
-    A record may have further keys: `verified`, the tokens per sequence that a step processes, and `groups`, the groups
-    of GPUs, replicas or pipeline stages, that have a batch each at a time.
-    """
+    """Where the client of a loaded server writes its means and medians: the typical value, then the mean."""
 
     prompt_len: str = "prompt_len"
     new_tokens: str = "new_tokens"
@@ -228,16 +204,20 @@ class Client:
     """The time to the first token."""
     per_token: str
     """The time per token after the first."""
-    unit: float = 1e-3
-    """Of the times, in seconds, if the file does not name it next to them."""
     cap: str = "cap"
     """The most requests allowed at a time."""
     acceptance: str = "acceptance"
     """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
+    drafted: str = ""
+    """Tokens per step that were drafted. A step processes one more."""
+    verified: str = ""
+    """Tokens per step that were processed."""
     itl: str = ""
     """The typical time between arrivals, of one token or several."""
     decoding: str = ""
     """Requests that decoded at a time, if the tool counted them."""
+    groups: str = "groups"
+    """Groups of GPUs, replicas or pipeline stages, that have a batch each at a time."""
     streams_by: str = ""
     """The option without which a file has no time per token; empty if a prefill alone has a use."""
 
@@ -250,7 +230,7 @@ class Client:
         """
         means = [paths.split(" | ")[-1] for paths in (self.to_first, self.per_token)]
         ttft_s, tpot_s, itl_s, mean_ttft_s, mean_tpot_s = (
-            time.value if (time := seconds_at(record, paths, self.unit)) else 0.0
+            time.value if (time := seconds_at(record, paths)) else 0.0
             for paths in (self.to_first, self.per_token, self.itl, *means)
         )
         if not tpot_s and self.streams_by:
@@ -271,7 +251,7 @@ class Client:
             first_s = Measured(ttft_s, repeats=1)
             figures.append(Figure("prefill", Shape(1, prompt, None, new), first_s, held=held, notes=tuple(notes)))
         if tpot_s:
-            groups, chunk = whole_at(record, "groups") or 1, itl_s / tpot_s
+            groups, chunk = whole_at(record, self.groups) or 1, itl_s / tpot_s
             how = "counted by the tool" if counted else "estimated from rate x time per token"
             below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
             notes = [f"batch {how}{below}" if round(in_flight) < most else "batch assumed to equal the concurrency"]
@@ -283,7 +263,8 @@ class Client:
                 notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
             shape = Shape(batch, prompt, None, new, None if cap is None else max(1, round(most)))
             decode = Figure("decode", shape, Measured(tpot_s, repeats=1), held=held, notes=tuple(notes))
-            figures.append(speculated(decode, acceptance, number_at(record, "verified")))
+            drafted = number_at(record, self.drafted)
+            figures.append(speculated(decode, acceptance, 1 + drafted if drafted else number_at(record, self.verified)))
         return figures
 
 

@@ -45,7 +45,7 @@ class Source:
 def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
     """What a reader may know in a text: tables and printed reports, lines of consoles, JSON, then other tables.
 
-    Each is requested only if no reader knew the one before. Raises RequestError for broken JSON.
+    Later ones are looked for only if no reader knew those before. Raises RequestError for broken JSON.
     """
     if not _BEGINS_JSON.match(text):
         yield [*_tables(text, "|"), Source(printed_records(text))]

@@ -18,7 +18,7 @@ Settings = tuple[tuple[str, str], ...]
 _LONGEST_TEXT = 200
 # No time, rate, size or count is outside of these.
 _LEAST, _MOST = 1e-18, 1e15
-SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Units of time that JSON names next to a number."""
 # What names a model, in order of preference.
 _OF_MODEL = ("precision", "model's name", "size", "params", "model_size", "parameters")
@@ -139,8 +139,10 @@ def needed(record: Record, paths: str) -> float:
 
 def whole_at(record: Record, paths: str, least: int = 1) -> int | None:
     """The first value at one of `paths` as an integer; None if all are missing. Raises RequestError if it is none."""
-    value = first_of(record, paths)
-    return None if value is None else whole_of(value, paths.rpartition(".")[2], least)
+    for path in paths.split(" | "):
+        if (value := first_of(record, path)) is not None:
+            return whole_of(value, path.rpartition(".")[2], least)
+    return None
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:

@@ -1,4 +1,4 @@
-"""What is requested of `rent`: lengths, limits, the engine, the format of the weights, and own prices."""
+"""The options of `rent`: lengths, limits, the engine, the format of the weights, and own prices."""
 
 from __future__ import annotations
 

@@ -39,7 +39,6 @@ def cells(run: Run) -> Section:
     return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
 
 
-_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
 _IN_VERDICT = ("regime", "confidence")
 _VERDICT = ", ".join(_IN_VERDICT)
 _FLAGS = "flags"
@@ -73,7 +72,7 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
     for result in results:
         texts = {column.heading: column.entry(result).text for column in columns}
         regime = with_flags.get(result.key, result.regime or "-")
-        verdict = f"{regime}, {_SHORT_CONFIDENCE[result.confidence]}" if result.confidence else regime
+        verdict = f"{regime}, {result.confidence.replace('medium', 'med')}" if result.confidence else regime
         texts[_VERDICT] = verdict if result.status == "ok" else f"({result.status})"
         rows.append([texts[heading] for heading in headings])
     starts = [number for number, result in enumerate(results) if number and result.phase != results[number - 1].phase]
@@ -82,7 +81,7 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
 
 def _cell_notes(run: Run) -> list[str]:
     once = sum(result.repetitions == 1 for result in run.measured)
-    two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
+    two = f" ({several(once, 'row has', 'rows have')} one repetition, which gives none)" if once else ""
     words = (roofline_words(run) or "").removesuffix(", measured here")
     ceilings = f"; % ceiling: share of {words}" if words else ""
     notes = [f"±: half of the 95 % interval{two}{ceilings}", *batch_lines(run)]
@@ -148,11 +147,10 @@ def regime_names(run: Run) -> dict[CellKey, str]:
 def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
-    tooltips = {}
-    for number, line in enumerate(ceiling_lines(run)):
-        tooltips[f"ceiling-{number}"] = Tooltip(line.label, f"ceiling {line.kind}")
-    for number, point in enumerate(run.measured):
-        tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)
+    lines = [Tooltip(line.label, f"ceiling {line.kind}") for line in ceiling_lines(run)]
+    points = [Tooltip(point_words(each), f"point {each.phase}", reachable=True) for each in run.measured]
+    tooltips = {f"ceiling-{at}": each for at, each in enumerate(lines)}
+    tooltips |= {f"cell-{at}": each for at, each in enumerate(points)}
     note = "measured time, counted work; an arrow ends at the ceiling of its step"
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
     return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)

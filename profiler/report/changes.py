@@ -12,7 +12,6 @@ from profiler.judge.answer import budget_for
 from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
-from profiler.judge.savings import EngineDifference
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import (
     DOCUMENTS,
@@ -141,9 +140,6 @@ def linears(run: Run) -> list[Block]:
     return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
 
 
-_BASES = ("measured", "tried", "computed")
-
-
 def changes(run: Run) -> Section:
     """What would change the time of the cells of `selected_cells`, by change: what was measured comes first."""
     evidence = evidence_of(run)
@@ -151,8 +147,8 @@ def changes(run: Run) -> Section:
     for result in selected_cells(run):
         effects = evidence[result.key].changes if result.key in evidence else ()
         found += [(each, result) for each in effects if abs(each.saves_s) >= WORTH_SHOWING * result.latency_s]
-    surest = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
-    names = list(dict.fromkeys(effect.change for effect, _ in surest))
+    by_basis = sorted(found, key=lambda pair: ("measured", "tried", "computed").index(pair[0].basis))
+    names = list(dict.fromkeys(effect.change for effect, _ in by_basis))
     rows = []
     for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change)):
         because = f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}"
@@ -183,13 +179,13 @@ def engines(run: Run) -> Section:
     if len({cell.engine for cell in run.measured}) > 1:
         blocks.insert(0, Picture("waterfall", "The smallest step of each engine, term by term", (run,)))
     drafts = Lines([_drafting_line(run.document.drafting)] if run.document.drafting else [])
-    note = f"measured in turns, compared with {run.document.engine.names[0]}, with our own loop, or without drafts"
+    note = f"measured in turns, compared with {run.document.engine.names[0]}, the profiler's loop, or no drafts"
     return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL, folded=True)
 
 
 def _saved(run: Run) -> TextTable:
     rows = []
-    for item in engine_claims(run):
+    for item in (each for each in run.document.engine.differences if each.is_claim):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
         cell, terms = item.key.on(item.against).name, ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
@@ -197,16 +193,11 @@ def _saved(run: Run) -> TextTable:
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
 
 
-def engine_claims(run: Run) -> list[EngineDifference]:
-    """Return the differences between engines that exceed noise."""
-    return [item for item in run.document.engine.differences if item.is_claim]
-
-
 def no_claim_lines(run: Run) -> list[str]:
     """Return in how many cells engines differ by no more than noise, or were repeated too rarely."""
     differences = run.document.engine.differences
     once = sum(item.repetitions < CLAIM_REPETITIONS for item in differences)
-    noise = len(differences) - len(engine_claims(run)) - once
+    noise = len(differences) - sum(item.is_claim for item in differences) - once
     lines = [f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise"] if noise else []
     if once:
         cells = f"{several(once, 'cell has', 'cells have')} only one repetition of an engine"
@@ -231,19 +222,19 @@ def generate_lines(run: Run) -> list[str]:
 
 
 def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
-    step, tax_s = "step" if overhead.phase == "decode" else "prefill", overhead.tax_s
+    step, added_s = "step" if overhead.phase == "decode" else "prefill", overhead.tax_s
     version = overhead.transformers or run.document.software.get("transformers", "")
+    low, high, own = map(duration, (overhead.low_s, overhead.high_s, overhead.own_s))
     text = (
-        f"transformers {version}'s generate adds {duration(tax_s)}"
-        f" ({duration(overhead.low_s)} to {duration(overhead.high_s)}) to our {step} of {duration(overhead.own_s)}"
-        f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(tax_s / overhead.own_s)}"
+        f"transformers {version}'s generate adds {duration(added_s)} ({low} to {high}) to the {step} of {own} in the"
+        f" profiler's loop at {overhead.batch_size} x {overhead.key.cell.depth}, {percent(added_s / overhead.own_s)}"
     )
     if not overhead.is_claim:
         once = overhead.repetitions < CLAIM_REPETITIONS
-        return f"{text}: {'each was timed once, too few for a claim' if once else 'no more than noise'}"
+        return f"{text}: {'one repetition each, too few for a claim' if once else 'no more than noise'}"
     ranked = sorted((overhead.parts_s or {}).items(), key=lambda item: -item[1])
-    shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(tax_s)]
-    parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / tax_s)})" for name, part_s in shown)]
+    shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(added_s)]
+    parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / added_s)})" for name, part_s in shown)]
     if overhead.reads_a_token is not None:
         plural = "" if overhead.reads_a_token == 1 else "s"
         parts.append(f"the host reads {overhead.reads_a_token:g} value{plural} per token")
@@ -275,8 +266,7 @@ def conditions(run: Run) -> Section:
     padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
     note = "measured: padded steps and the same shape without a mask, routed experts, and the link between ranks"
     ranks = Lines(_ranks_lines(run), media=FULL)
-    experts = [line for line in [_experts_line(run)] if line]
-    return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note, folded=True)
+    return Section("Padding, experts and ranks", [Lines([*padding, *_experts_lines(run)]), ranks], note, folded=True)
 
 
 def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
@@ -305,26 +295,26 @@ def _mask(step: RaggedStep) -> str:
     )
     if step.mask_is_claim:
         return text
-    return f"{text}, {'each timed once' if step.repetitions < CLAIM_REPETITIONS else 'no more than noise'}"
+    return f"{text}, {'one repetition each' if step.repetitions < CLAIM_REPETITIONS else 'no more than noise'}"
 
 
 _FEWER_EXPERTS = 0.9
 """Below this share of the expected experts, the counted bytes of weights are clearly too high."""
 
 
-def _experts_line(run: Run) -> str | None:
+def _experts_lines(run: Run) -> list[str]:
     steps, prompts = run.document.experts_touched, run.document.grid.prompts
     if not prompts or not (steps or run.model.experts):
-        return None
+        return []
     if not steps:
-        return "The experts that the prompts use are not known: the code does not show what the router chose."
+        return ["The experts that the prompts use are not known: the code does not show what the router chose."]
     fewest = min(steps, key=lambda step: step.touched / step.expected)
     share = fewest.touched / fewest.expected
     text = (
         f"{fewest.key.name} uses {fewest.touched:.1f} of {fewest.experts} experts of a layer, {percent(share)} of those"
         f" that the counts expect ({fewest.expected:.1f}, if each were chosen equally often)"
     )
-    return text + (": its counted bytes, floor and ceiling share are too high" if share < _FEWER_EXPERTS else "")
+    return [text + (": its counted bytes, floor and ceiling share are too high" if share < _FEWER_EXPERTS else "")]
 
 
 def _ranks_lines(run: Run) -> list[str]:

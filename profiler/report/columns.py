@@ -17,15 +17,13 @@ from profiler.units import duration, markdown_text, percent, scaled, significant
 if TYPE_CHECKING:
     import pandas as pd
 
-Value = str | int | float | None
-
 
 @dataclass(frozen=True)
 class Column:
     """One column of a table of cells: its heading, its value, and how a number is shown."""
 
     heading: str
-    value: Callable[[CellResult], Value]
+    value: Callable[[CellResult], str | int | float | None]
     show: Callable[[float], str] | None = None
     media: frozenset[Medium] = MEDIA
     """Whose tables have it."""

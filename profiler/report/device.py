@@ -233,9 +233,10 @@ def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
     if slow := [item.words for item in devices if item.ill]:
         return slow
     slowest = max(devices, key=lambda item: item.behind)
+    names, share = " and ".join(item.device for item in devices), percent(slowest.slower_share)
     return [
-        f"No GPU is slower than the others: {' and '.join(item.device for item in devices)} agree ({slowest.device} is"
-        f" {percent(slowest.behind)} slower at most, and by more than noise in {percent(slowest.surely)} of the cells)."
+        f"No GPU is slower than the others: {names} agree ({slowest.device} is {percent(slowest.behind)} slower at"
+        f" most, and by more than noise in {share} of the cells)."
     ]
 
 

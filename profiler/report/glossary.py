@@ -133,9 +133,8 @@ GLOSSARY = {row.term: row for row in rows_of("glossary.csv", Term)}
 """Every term by its name: those of data/glossary.csv, the limits of a cell, and the terms of the time breakdown."""
 GLOSSARY |= {label: Term(label, limit.meaning) for label, limit in LIMITS.items()}
 GLOSSARY |= {term.short: Term(term.short, term.meaning) for term in TERMS.values()}
-_TERM_OF = {row.word.lower(): row.term for row in rows_of("synonyms.csv", Synonym)} | {
-    name.lower(): name for name in GLOSSARY
-}
+_TERM_OF = {row.word.lower(): row.term for row in rows_of("synonyms.csv", Synonym)}
+_TERM_OF |= {name.lower(): name for name in GLOSSARY}
 
 _FIGURES: dict[str, Callable[[Run], str | None]] = {
     "prefill": lambda run: _range(run, "latency_s", duration, "prefill"),

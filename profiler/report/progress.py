@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -27,9 +26,7 @@ class QuietListener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -87,9 +84,8 @@ class BarListener(QuietListener):
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
         repetition, left = _words(progress)
         done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
-        self._bars.update(
-            self._task, completed=done_s, total=total_s, description=repetition, detail=left, refresh=True
-        )
+        self._bars.update(self._task, completed=done_s, total=total_s, description=repetition, detail=left)
+        self._bars.refresh()
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:

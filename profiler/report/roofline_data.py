@@ -85,15 +85,12 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     if device.datasheet_flops_per_s and device.datasheet_bytes_per_s:
         sheet = device.datasheet_bytes_per_s, device.datasheet_flops_per_s
         lines.append(CeilingLine("datasheet", "datasheet (dense)", *sheet))
-    slopes: list[tuple[CeilingKind, str, float]] = [
-        ("link", f"from the {where}", link.per_s) for where, link in ceilings.links.items()
-    ]
+    slopes: list[tuple[CeilingKind, str, float]] = []
+    slopes += [("link", f"from the {where}", link.per_s) for where, link in ceilings.links.items()]
     if ceilings.weights and (share := weight_read_share(ceilings.ceilings)) != 1.0:
         weights_per_s = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
         slopes.append(("other", "the model's own weights", weights_per_s))
-    slopes += [
-        ("cache", f"a cache, at {level.nbytes >> 20} MiB", level.bytes_per_s) for level in cache_levels(ceilings)
-    ]
+    slopes += [("cache", f"a cache, at {at.nbytes >> 20} MiB", at.bytes_per_s) for at in cache_levels(ceilings)]
     return lines + [CeilingLine(*slope, peak, has_plateau=False) for slope in slopes]
 
 

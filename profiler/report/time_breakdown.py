@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from rich.console import Console
 from rich.text import Text
@@ -64,7 +65,17 @@ class BreakdownBar:
     """The time of one cell, divided into its terms."""
 
     result: CellResult
-    segments: tuple[Segment, ...]
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """A segment per term; those above zero follow each other to the right, those below it to the left."""
+        segments, above, below = [], 0.0, 0.0
+        for term in TERMS:
+            share = getattr(self.result, term) / self.result.latency_s
+            below += min(share, 0.0)
+            segments.append(Segment(term, share, below if share < 0 else above))
+            above += max(share, 0.0)
+        return segments
 
     @property
     def name(self) -> str:
@@ -83,7 +94,7 @@ class BreakdownBar:
 def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
     """Return a bar per measured cell that may have one (`why_no_bar`), at most `most_a_phase`, evenly picked."""
     drawable = [result for result in results if not why_no_bar(result)]
-    return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(drawable, most_a_phase)]
+    return [BreakdownBar(result) for result in spanning(drawable, most_a_phase)]
 
 
 def why_no_bar(result: CellResult) -> str:
@@ -99,18 +110,6 @@ def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
     """Return the terms that occur in any of these bars, in the order of TERMS."""
     shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
     return [term for term in TERMS if term in shown]
-
-
-def _segments(result: CellResult) -> Iterator[Segment]:
-    above = below = 0.0
-    for term in TERMS:
-        share = getattr(result, term) / result.latency_s
-        if share < 0:
-            below += share
-            yield Segment(term, share, below)
-        else:
-            yield Segment(term, share, above)
-            above += share
 
 
 def breakdown(run: Run) -> Section | None:
@@ -235,7 +234,7 @@ def activity_lines(run: Run) -> list[str]:
     for item in document.activity:
         of_median = "" if item.median_s is None else f" of {duration(item.median_s)} in the median"
         lines.append(
-            f"{item.key.name}: {item.kernels} {what}{of_median}, one of them running {percent(item.busy_share)} of the"
+            f"{item.key.name}: {item.kernels} {what}{of_median}; one is running {percent(item.busy_share)} of the"
             f" time; {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
         )
     for item in document.activity:

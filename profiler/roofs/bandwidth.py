@@ -32,8 +32,7 @@ from profiler.roofs.sampler import (
 
 # Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
-# From this size on two sizes must agree. The largest cache that a device has besides the one it reports is MI300X's, of
-# 256 MiB.
+# From this size on two sizes must agree. The largest cache that a device does not report is MI300X's, of 256 MiB.
 _STREAM_LEAST_BYTES = 256 << 20
 _STREAM_MEMORY_SHARE = 0.1
 _GPU_AGREE = 0.01
@@ -45,8 +44,7 @@ _CURVE_SHARE, _READ_SHARE, _COPY_SHARE = 0.4, 0.3, 0.15
 # CUDA's launch queue has about a thousand entries; beyond it the device would be timed instead of the host.
 _LAUNCHES = 500
 # As large as what a prefill passes from one kernel to the next. Pages of a 64 MiB buffer, which no near cache serves,
-# cost less beyond filling them: 0.6 µs on a Xeon, and 1.1 with 8 MiB. Steps with 350,000 faults took 1.2 µs longer for
-# each there.
+# cost less beyond filling them: 0.6 µs on a Xeon, and 1.1 with 8 MiB. In steps with 350,000 faults each cost 1.2 µs.
 _FRESH_BYTES = 8 << 20
 _FRESH_BUFFERS = 16
 
@@ -77,8 +75,7 @@ def past_reported_cache(machine: Machine) -> int:
 
 
 def measure_streams(machine: Machine, budget_s: float, most_bytes: float = math.inf) -> Ceilings:
-    """Measure in `budget_s` the ceilings that depend on no dtype; `missing` names each that fails. Raises
-    DeviceError."""
+    """Measure in `budget_s` the ceilings that depend on no dtype; `missing` has those that fail. Raises DeviceError."""
     missing: dict[str, str] = {}
     curve, data = _curve(machine, _CURVE_SHARE * budget_s, most_bytes, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
@@ -138,8 +135,7 @@ def _streams(
 def _curve(
     machine: Machine, budget_s: float, most_bytes: float, missing: dict[str, str]
 ) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
-    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if there was memory
-    for it.
+    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if memory had room.
 
     A device may have a second cache besides the one it reports, or share one. Sizes therefore grow until the time per
     byte is constant, up to a tenth of the memory, `most_bytes` and the time limit.

@@ -1,5 +1,4 @@
-"""Fixed work that shows a machine's speed: a standard overhead model's steps for the host's overhead, and the drift
-probe."""
+"""Fixed work that shows a machine's speed: steps of a standard overhead model for the host, and the drift probe."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ _OVERHEAD_MODEL = {
 
 
 def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
-    """Return the seconds of a decode step of the standard overhead model: a Llama of 30 narrow layers, float32, eager,
-    batch 1.
+    """Return the seconds of an eager decode step of a standard overhead model: a float32 Llama of 30 narrow layers.
 
     It ends after `budget_s`, or when the two fastest runs agree. It is the CPU time of one thread, whatever the device:
     Python, torch's dispatcher and kernel calls. A run counts with its fastest quartile, since others only slow it down.
@@ -77,8 +75,7 @@ class DriftProbe:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        limits = effort.STANDARD
-        self._calls, self._most_bursts = limits.drift_calls, limits.drift_bursts
+        self._effort = effort.STANDARD
         self._buffer = torch.rand(PROBE_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
@@ -93,9 +90,11 @@ class DriftProbe:
     def _settled_s(self, call: Callable[[], object]) -> float:
         deadline_s = self._machine.now_s() + _MOST_S
         [first_s] = time_calls(call, self._machine.clock, 1)
-        calls = max(1, min(self._calls, int(_MOST_S / first_s))) if first_s > 0 else self._calls
+        calls = self._effort.drift_calls
+        if first_s > 0:
+            calls = max(1, min(calls, int(_MOST_S / first_s)))
         bursts = [statistics.median(time_calls(call, self._machine.clock, calls))]
-        while len(bursts) < self._most_bursts and self._machine.now_s() < deadline_s:
+        while len(bursts) < self._effort.drift_bursts and self._machine.now_s() < deadline_s:
             bursts.append(statistics.median(time_calls(call, self._machine.clock, calls)))
             if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
                 break

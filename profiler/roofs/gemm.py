@@ -27,9 +27,8 @@ _BURST_S, _SETTLE_S, _REST_S = 0.02, 0.1, 0.05
 _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
 
-
 SquareMatmul = tuple[Callable[[], object], str]
-"""A call that multiplies two square matrices, and its method: the size, and how it differs from a plain product."""
+"""A call that multiplies two square matrices, and its method: the size, and how it differs from a plain matmul."""
 
 
 def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Ceiling:
@@ -119,8 +118,8 @@ def square_matmul(device: torch.device, dtype: str, size: int) -> SquareMatmul:
         except RuntimeError:
             # torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row, and multiplies per tensor
             # (pytorch/pytorch#192707).
-            per_tensor = float8_matmul(left, right.t(), by_row=False)
-            return per_tensor, f"{method}, one scale per tensor: scales per row failed"
+            method += ", one scale per tensor: scales per row failed"
+            return float8_matmul(left, right.t(), by_row=False), method
         return per_row, method
     if dtype == "int8":
         a, b = (torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8) for _ in range(2))

@@ -52,12 +52,10 @@ def measure(
     known: Ceilings | None = None,
     most_bytes: float = math.inf,
 ) -> Ceilings:
-    """Measure the ceilings of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of
-    `model_dtype`.
+    """Measure the ceilings of a machine: matmuls of `dtypes`, streams, one row in `model_dtype`, and the host.
 
-    It also measures the pace of the host. `budget_s` is for all of them; none takes more than twice its share, if two
-    calls do not. `missing` has the reason for a ceiling that cannot be measured. Buffers have at most `most_bytes`.
-    Raises DeviceError if the device is lost.
+    `budget_s` is for all of them; none takes more than twice its share, if two calls do not. `missing` has the reason
+    for a ceiling that cannot be measured. Buffers have at most `most_bytes`. Raises DeviceError for a lost device.
 
     Ceilings in `known` are reused, unless a stream is missing, or a short check is clearly faster: they were then
     measured on a busy device. Data are random, because a matmul of zeros draws less power and runs faster than any real
@@ -103,8 +101,7 @@ def measure(
 
 
 def remeasure_ceilings(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> CeilingsRemeasured:
-    """Measure again the ceilings that verdicts rest on, `budget_s` for each. Raises NoFreeMemoryError without memory
-    for its buffers."""
+    """Measure the ceilings of verdicts again, `budget_s` for each. Raises NoFreeMemoryError if buffers do not fit."""
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
         raise NoFreeMemoryError(f"there is no free memory for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
@@ -143,8 +140,7 @@ _CEILINGS = TypeAdapter(Ceilings)
 
 
 def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False, keeps: bool = True) -> Ceilings:
-    """Return `measure(known=...)` of the cached ceilings of this device and software, and cache the result if it
-    `keeps`.
+    """Return `measure(known=...)` of the cached ceilings of this device and software; cache the result if it `keeps`.
 
     `known` is None after a day or if `fresh`. An entry is for one card under one driver and power limit.
     """

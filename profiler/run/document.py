@@ -85,7 +85,7 @@ def opening(
             names=grid.engines,
             budget_s=prepared.options.budget_s,
             instrument_s_per_step=clock_s,
-            generate=tuple(name for name, engine in subject.engines.items() if engine.taxes),
+            generate=tuple(name for name, engine in subject.engines.items() if engine.calls_generate),
             replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
             owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
         ),
@@ -106,11 +106,9 @@ def closing(document: RunDocument, subject: Subject, stages: Stages, ended: Base
     engines, source = subject.engines, subject.machine.source
     breaks = {name: engine.graph_breaks for name, engine in engines.items() if engine.graph_breaks is not None}
     skips = {name: engine.graph_skips for name, engine in engines.items() if engine.graph_skips is not None}
-    names_by_reason: dict[str, list[str]] = {}
-    for name, why in source.failures.items():
-        names_by_reason.setdefault(why, []).append(name)
-    for why, names in names_by_reason.items():
-        stages.miss("telemetry", why, f"{', '.join(names)} cannot be read")
+    for why in dict.fromkeys(source.failures.values()):
+        names = ", ".join(name for name, reason in source.failures.items() if reason == why)
+        stages.miss("telemetry", why, f"{names} cannot be read")
     return replace(
         document,
         engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),

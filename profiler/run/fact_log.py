@@ -73,10 +73,7 @@ class FactLog:
 def open_log(
     prepared: PreparedRun, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
 ) -> FactLog:
-    """Return the log of a folder that has all that is known before the first cell, and the facts of an earlier part.
-
-    Raises RunError if the folder to resume has the run of another device or model.
-    """
+    """Return the log of a folder and of its earlier part. Raises RunError if that is of another device or model."""
     gathered = MergedFacts()
     if prepared.resumed:
         earlier = read_document(prepared.out)
@@ -88,7 +85,7 @@ def open_log(
     write_config(store.folder, config)
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}
     log = FactLog(store, subject.machine, document, operators, gathered)
-    peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
+    peaks = tuple(CellPeak(cell, int(subject.need(cell).peak_bytes)) for cell in prepared.grid.cells)
     log.extend([*known, PredictedPeaks(peaks)])
     write_operators(store.folder, log.facts)
     log.judge(prepared.grid.cells)

@@ -35,14 +35,11 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     gathered = read_gathered(folder, document)
     facts = read_facts(folder, document, gathered)
     judgement = judge_run(facts)
-    hooked_cells = facts.hooked.values() if document.looked_inside else ()
+    hooked_steps = facts.hooked.values() if document.looked_inside else ()
     by_engine: dict[str, list[Repetition]] = {}
     for cell, repetitions in facts.repetitions.items():
         by_engine.setdefault(cell.engine, []).extend(repetitions)
-    preparation_s = {
-        name: sum(repetition.preparation_s for repetition in repetitions) for name, repetitions in by_engine.items()
-    }
-    ended_by = [document.ended_by] if document.ended_by else []
+    preparation_s = {name: sum(each.preparation_s for each in of_engine) for name, of_engine in by_engine.items()}
     remarks = run_remarks(facts, judgement.judged)
     document = replace(
         document,
@@ -57,7 +54,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,
         scaling=judgement.scaling,
-        breakdown=tuple(item for hooked in hooked_cells for item in group_times(facts, hooked)),
+        breakdown=tuple(item for hooked in hooked_steps for item in group_times(facts, hooked)),
         activity=tuple(view(ActivityRecord, item, **columns_of(key)) for key, item in gathered.activity.items()),
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
@@ -75,7 +72,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
             *document.set_up_warnings,
             *fallback_sentences(document.fallbacks, on_gpu=document.device.kind != "cpu"),
             *(part.sentence for part in document.missing),
-            *ended_by,
+            *([document.ended_by] if document.ended_by else []),
             *run_warnings(facts, judgement.judged),
             *remarks,
         ),
@@ -89,11 +86,8 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
 
 def _of_other_engines(facts: Facts, judgement: Judgement) -> list[str]:
     """What published figures say of vLLM and similar engines, next to the advice on a step of transformers."""
-    steps = [
-        cell
-        for cell in judgement.judged
-        if cell.key.phase == "decode" and cell.key.cell.engine not in facts.owning_engines
-    ]
+    steps = [cell for cell in judgement.judged if cell.key.phase == "decode"]
+    steps = [cell for cell in steps if cell.key.cell.engine not in facts.owning_engines]
     sheet, model = next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.model
     if sheet is None or not steps or not judgement.answer.sentences:
         return []

@@ -1,8 +1,8 @@
-"""The measuring passes of a run, in order: sweep, replays, trials, hooks, and passes that options request."""
+"""The measuring passes of a run after its sweep: replays, trials, hooks, and passes for which an option asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from profiler.errors import describe_error
 from profiler.facts.measurements import FormatLinears, Replays
 from profiler.facts.repetitions import Gap
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import DEFAULT_ENGINE, Cell
+from profiler.grid.cells import DEFAULT_ENGINE, Cell, extremes
 from profiler.judge.changes import promised_s
 from profiler.judge.demand import cells_of_disturbed_overhead, cells_of_disturbed_parts
 from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, setting_of, time_run
@@ -45,7 +45,7 @@ _REPEAT_SHARE = 0.2
 _HOOKED_STEPS = 4
 # Trials are left out if there are fewer seconds for them.
 _TRIALS_LEAST_S = 2.0
-# The ceilings that are measured again: reads, a matrix-vector product, and the model's own product.
+# The ceilings that are measured again: reads, a matrix-vector product, and the matmul of the model's dtype.
 _CEILINGS = 3
 # Shares of the trials' time, and of the free memory, for the linears of all formats.
 _LINEARS_SHARE = 0.2
@@ -79,7 +79,7 @@ class Session:
 
 
 def explain_cells(session: Session) -> None:
-    """Measure what splits the times of cells: the ceilings once more, kernels in isolation, and parts of `generate`."""
+    """Measure what breaks times down: the ceilings once more, kernels in isolation, and parts of `generate`."""
     session.stages.begin("roofs", "measuring the ceilings again")
     if ceiling_s := min(session.budget.part_s(RunPart.CEILINGS_AGAIN) / _CEILINGS, effort.STANDARD.ceilings_again_s):
         with session.stages.optional("the second measurement of the ceilings", "cells are judged by the first"):
@@ -88,18 +88,19 @@ def explain_cells(session: Session) -> None:
     if session.subject.loaded.offloaded:
         return
     timed, engines = session.ledger.gathered.repetitions, session.subject.engines
-    cells = [cell for cell in session.prepared.grid.cells if cell in timed]
-    measured = [cell for cell in cells if not engines[cell.engine].owned]
+    measured = [cell for cell in session.prepared.grid.cells if cell in timed and not engines[cell.engine].owned]
+    if not measured:
+        return
     _replay(session, measured)
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
         budget_s = session.budget.part_s(RunPart.GENERATE)
         session.ledger.extend(time_generate(session.subject, measured, budget_s))
     options = session.prepared.options
     is_alone = session.document.ranks == 1  # the other ranks take part in steps of the sweep only
-    if session.subject.machine.is_cuda and is_alone and measured and not (options.breakdown or options.trace):
+    if session.subject.machine.is_cuda and is_alone and not (options.breakdown or options.trace):
         with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
             latencies_s = session.ledger.facts.medians_s()
-            for cell in _extremes([cell for cell in measured if cell.engine == measured[0].engine]):
+            for cell in extremes([cell for cell in measured if cell.engine == measured[0].engine]):
                 steps_s = sum(latencies_s.get(key, 0.0) for key in cell.keys)
                 if _TRACED_STEPS * steps_s <= _TRACE_SHARE * session.budget.left_s:
                     session.ledger.extend(trace_cell(session.subject, cell, None))
@@ -230,14 +231,13 @@ def skip_the_rest(session: Session) -> None:
     gathered = session.ledger.gathered
     for cell in session.prepared.grid.cells:
         if cell not in gathered.repetitions and cell not in gathered.gaps:
-            budget = (
-                f"the budget of {session.budget.total_s:g} s ended before its repetition; a larger --budget reaches it"
-            )
-            session.ledger.add(Gap(cell, "skipped", budget))
+            total = f"{session.budget.total_s:g} s"
+            why = f"the budget of {total} ended before its repetition; a larger --budget reaches it"
+            session.ledger.add(Gap(cell, "skipped", why))
 
 
 def measure_options(session: Session, folder: Path) -> None:
-    """Measure what the options request besides the sweep; a trace is written into `folder`."""
+    """Measure what options add to the sweep; a trace is written into `folder`."""
     options, subject = session.prepared.options, session.subject
     if (options.breakdown or options.trace) and not subject.loaded.offloaded:
         session.stages.begin("looking inside", "looking inside a step")
@@ -246,7 +246,7 @@ def measure_options(session: Session, folder: Path) -> None:
                 cells = [cell for cell in session.ledger.gathered.repetitions if cell.engine == name]
                 for cell in cells:
                     session.ledger.extend(hook_cell(subject, cell))
-                for number, cell in enumerate(_extremes(cells)):
+                for number, cell in enumerate(extremes(cells)):
                     session.ledger.extend(trace_cell(subject, cell, folder if options.trace and not number else None))
     if subject.prompts.real:
         with session.stages.optional("the experts that the prompts use", "only their expected number is known"):
@@ -261,8 +261,3 @@ def measure_options(session: Session, folder: Path) -> None:
         session.stages.begin("quality", "comparing the quantised model with the unquantised one")
         with session.stages.optional("the comparison with the unquantised model", "the loss of quality is unknown"):
             session.ledger.add(check_quality(subject.loaded, quality_ids))
-
-
-def _extremes(cells: Sequence[Cell]) -> list[Cell]:
-    by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
-    return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))

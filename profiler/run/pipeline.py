@@ -1,4 +1,4 @@
-"""The main job: count, measure the ceilings, time the cells, try changes; then split the times, and report."""
+"""The main job: count, measure the ceilings, time the cells, try changes; then break the times down, and report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.schedule import Progress, Schedule, corners
+from profiler.measure.schedule import Plan, Progress, Schedule, corners
 from profiler.measure.sweep import RepetitionContext, Sweep, sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
@@ -68,9 +68,8 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
     `model` is a hub id, a folder, a GGUF file or a preset's name (None: the default model). `options` are the fields of
     `profiler.run.options.Options`. `prompt_lens`, `batch_sizes` and `context_lens` are numbers or texts in the range
-    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the loaded model to the
-    answer (None: 60, but a grid that is named is measured whole). `out` is the folder (default: a new one under
-    `runs/`).
+    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the loaded model to the answer
+    (None: 60, but a grid that is named is measured whole). `out` is the folder (default: a new one in `runs/`).
 
     Raises RequestError for a request that cannot be met, before anything is loaded.
     """
@@ -84,20 +83,20 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 def execute(
     prepared: PreparedRun,
     listener: Listener,
-    repetitions: Sweep = sweep,
+    sweep: Sweep = sweep,
     *,
     spent_s: float = 0.0,
     further_runs: int = 0,
 ) -> Run:
-    """Execute a checked request: count, measure, time, try; then split the times and report, also if it is interrupted.
+    """Execute a checked request: count, measure, time, try; then break times down and report, also if interrupted.
 
-    `repetitions` decides the order of repetitions. The command took `spent_s` before; `further_runs` of it follow.
+    `sweep` times the cells. The command took `spent_s` before; `further_runs` of it follow.
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
-            time_cells(session, repetitions)  # 3. time, and try changes once the corners are timed
-            explain_cells(session)  # 4. split: what the terms of a time need
+            time_cells(session, sweep)  # 3. time, and try changes once the corners are timed
+            explain_cells(session)  # 4. break down: what the terms of a time need
             try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
             compare_formats(session)
             search_unexplained(session)
@@ -151,10 +150,7 @@ def set_up(
     spent_s: float,
     further_runs: int,
 ) -> Session:
-    """Load the model, count its steps, measure the ceilings, and open the run folder's log; arguments as of `execute`.
-
-    `fallbacks` grows while the libraries work.
-    """
+    """Load the model, count, measure the ceilings, and open the log; arguments as of `execute`. `fallbacks` grows."""
     machine = machine_for(prepared.request.device)
     stages = Stages(listener, machine, spent_s)
     idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
@@ -193,22 +189,22 @@ def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) ->
     return RunBudget(machine, prepared.budget_s, effort.STANDARD, prepared.whole, without, further_runs)
 
 
-def time_cells(session: Session, repetitions: Sweep) -> None:
-    """Time the cells in repeated repetitions; once each corner of the grid has one, try changes in their share of the
-    time.
-
-    The device's telemetry, its own speed and other processes are watched.
-    """
-    subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
-    grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
-    plan = replace(
-        session.pace.plan(grid),
-        whole=whole,
-        late_s=_LATE_SHARE * budget.total_s,
-        tail_s=effort.STANDARD.tail_share * budget.total_s,
+def _plan_of(session: Session) -> Plan:
+    return replace(
+        session.pace.plan(session.prepared.grid),
+        whole=session.prepared.whole,
+        late_s=_LATE_SHARE * session.budget.total_s,
+        tail_s=effort.STANDARD.tail_share * session.budget.total_s,
         effort=effort.STANDARD,
         ascending=session.prepared.doubled is not None,
     )
+
+
+def time_cells(session: Session, sweep: Sweep) -> None:
+    """Time the cells while the machine is watched, and try changes once each corner of the grid has a repetition."""
+    subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
+    grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
+    plan = _plan_of(session)
     if whole:
         budget.extend(Schedule(plan).whole_grid_s, with_trials=True)
     trials_s = budget.part_s(RunPart.TRIALS)
@@ -239,7 +235,7 @@ def time_cells(session: Session, repetitions: Sweep) -> None:
         )
         waiting = set(corners(grid.cells))
         context = RepetitionContext(machine, subject.prompts, own_bytes, engines)
-        for outcome in repetitions(schedule, subject.engines, context, show):
+        for outcome in sweep(schedule, subject.engines, context, show):
             _log(session, outcome, watch)
             if waiting and not (waiting := waiting - ledger.gathered.repetitions.keys() - ledger.gathered.gaps.keys()):
                 start_s = machine.now_s()
@@ -252,7 +248,6 @@ def time_cells(session: Session, repetitions: Sweep) -> None:
 
 
 def _log(session: Session, outcome: Repetition | Gap, watch: Watch) -> None:
-    """Log a repetition with the telemetry since the last one."""
     ledger, stages, gathered = session.ledger, session.stages, session.ledger.gathered
     # A cell with a number gets one more repetition after its first failure, and then no further ones.
     is_last = outcome.cell in gathered.gaps or (isinstance(outcome, Gap) and outcome.status != "failed")
@@ -293,10 +288,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
 
 
 def run_devices(options: Options, devices: Sequence[str], listener: Listener) -> list[Run]:
-    """Profile the model on each device, one after the other: one folder with a run folder for each.
-
-    All requests are checked before the first run begins. Raises RequestError for one that is named twice or impossible.
-    """
+    """Profile the model on each device, in a folder each. Raises RequestError, if at all, before the first run."""
     # Measured fresh: cached ceilings may be those of another card of the same kind.
     each = [replace(options, device=name, fresh=True) for name in devices]
     return _run_each(each, devices, "--device", listener)
@@ -330,9 +322,7 @@ def _on_one_grid(prepared: Sequence[PreparedRun], listener: Listener) -> list[Pr
 
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:
     """Return the health of each device of `run_devices`, compared with the others."""
+    named = zip(devices, runs, strict=True)
     return healths(
-        [
-            DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)
-            for name, run in zip(devices, runs, strict=True)
-        ]
+        [DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings) for name, run in named]
     )

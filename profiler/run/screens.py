@@ -49,20 +49,17 @@ class PrecisionDifference:
 
 
 def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
-    """Every cell of the further runs, compared with the same cell of the first.
+    """Every cell of the further runs, compared with the one of the same sizes in the first, whatever its new tokens."""
 
-    Cells are matched by their requested sizes, since the context of a decode depends on the number of new tokens.
-    """
-
-    def requested(row: CellResult) -> CellKey:
+    def sizes(row: CellResult) -> CellKey:
         return replace(row.key, cell=replace(row.key.cell, new_tokens=0))
 
-    first = {requested(row): row for row in runs[0].measured}
+    first = {sizes(row): row for row in runs[0].measured}
     return [
         PrecisionDifference(run.model.quant, row.key, row.latency_s, difference_of(base, row))
         for run in runs[1:]
         for row in run.measured
-        if (base := first.get(requested(row))) is not None
+        if (base := first.get(sizes(row))) is not None
     ]
 
 

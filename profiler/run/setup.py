@@ -74,10 +74,7 @@ _BUDGET_STEP_S = 10.0
 
 
 def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
-    """Load the model, make its engines, and count the work of its steps, by the kernels that this device chooses.
-
-    Raises ModelError for a model that does not load, whatever the reason.
-    """
+    """Load the model, make its engines, and count its work. Raises ModelError for whatever reason it does not load."""
     request, machine = prepared.request, stages.machine
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
@@ -115,18 +112,15 @@ def on_grid(subject: Subject, grid: Grid, stages: Stages) -> Subject:
 
 
 def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
-    """Wait, for a share of the budget, until no other process keeps cores busy that this run needs.
-
-    Returns what still disturbs the run; empty if nothing does.
-    """
+    """Wait, for a share of the budget, until no other process keeps needed cores busy. Returns what still does."""
     most_s = budget.effort.neighbours_share * budget.total_s
-    threads, drift_readings, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
-    if drift_readings and others.disturbs(threads):
+    threads, looks_left, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
+    if looks_left and others.disturbs(threads):
         busy = f"{others.busy_cores} busy with {others.who}"
         stages.begin("waiting", f"{busy}: waiting at most {most_s:.0f} s for that to end")
-    while drift_readings and others.disturbs(threads):
+    while looks_left and others.disturbs(threads):
         time.sleep(_LOOK_S)
-        others, drift_readings = neighbours.look(), drift_readings - 1
+        others, looks_left = neighbours.look(), looks_left - 1
     return [others] if others.disturbs(threads) else []
 
 
@@ -252,12 +246,9 @@ def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, bu
 
 
 def steady_pace(prepared: PreparedRun, pace: Pace) -> Pace:
-    """Return the pace of the last day's run of this model here, so that the same grid is chosen, while steps are alike.
-
-    Otherwise the new one is kept. `--fresh` does not use it.
-    """
-    requested = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
-    path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *requested)
+    """Return the last day's pace of this model here, for the same grid; the new one if steps differ, or if `fresh`."""
+    settings = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
+    path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *settings)
     kept: WarmUps = {} if prepared.options.fresh else read_recent(path, _WARM_UPS.validate_json) or {}
     before_s, now_s = ({name: items[0].decode_s for name, items in of.items() if items} for of in (kept, pace.warm_ups))
     same = before_s.keys() == now_s.keys()
@@ -329,8 +320,7 @@ def overhead_of_model(
 ) -> list[OverheadSamples]:
     """Return the overhead of each engine's steps at these batch sizes, measured within this run's budget.
 
-    Unless `fresh`, that of the last day is used where four steps agree with it. Sizes at which no cell fits into memory
-    are left out.
+    Unless `fresh`, that of the last day is used if four steps agree with it. Sizes at which no cell fits are left out.
     """
     stages.begin("dispatch", "measuring the CPU overhead")
     guard, budget_s = partial(stages.optional, *_OVERHEAD), budget.part_s(RunPart.OVERHEAD)

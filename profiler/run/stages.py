@@ -159,10 +159,7 @@ class RunBudget:
         return self._after(RunPart.TIMING) * self.total_s
 
     def extend(self, sweep_s: float, *, with_trials: bool = False) -> None:
-        """For a whole grid, extend the budget so that repetitions taking `sweep_s` from now on fit in.
-
-        `with_trials`: the trials, which interrupt the repetitions, are still to come.
-        """
+        """For a whole grid, extend the budget by repetitions of `sweep_s`; `with_trials` trials are still to come."""
         self._is_known = True
         if self.whole:
             trials = self._shares.get(RunPart.TRIALS, 0.0) if with_trials else 0.0

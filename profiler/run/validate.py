@@ -38,7 +38,7 @@ DEFAULT_BUDGET_S = 60.0
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A checked request: what to load, what to repetition, where to write."""
+    """A checked request: what to load, what to time, where to write."""
 
     request: ModelRequest
     config: Any
@@ -46,7 +46,7 @@ class PreparedRun:
     """The grid; until the model is loaded, the largest of the ladder."""
     prompts: Prompts
     options: Options
-    """The options as requested; those about the model or the grid are superseded by the fields above."""
+    """The options as given; those about the model or the grid are superseded by the fields above."""
     quality_ids: Sequence[int]
     """Tokens on which a quantised model is compared with the unquantised one; empty without that comparison."""
     draft: Draft | None
@@ -85,11 +85,7 @@ _PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
 
 
 def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:
-    """Check a request by its model and device before anything is loaded or written.
-
-    Without a named grid it is one of `ladder`, by default one of `default_grids`. Raises RequestError with a one-line
-    message.
-    """
+    """Check a request before anything is loaded; `ladder` replaces the default grids. Raises RequestError."""
     options = with_defaults(options)
     request, config = resolve_request(options)
     prompts, grids = resolve_grids(options, request, config, ladder)
@@ -118,8 +114,7 @@ def prepare_batch_test(
 ) -> PreparedRun:
     """Return a checked run that doubles the batch until memory, throughput or the budget ends it.
 
-    Without a length of the prompt or of the cache, the prompt is as long as three doublings leave time for. Raises
-    RequestError, as `prepare` does.
+    Without a length of prompt or cache, the prompt is as long as three doublings leave time for. Raises RequestError.
     """
     prompt_lens = [] if context_len else [prompt_len] if prompt_len else TEST_PROMPTS
     grids = doubling_grids(prompt_lens, [context_len] if context_len else [], options.new_tokens)
@@ -155,10 +150,7 @@ def resolve_request(options: Options) -> tuple[ModelRequest, Any]:
 def resolve_grids(
     options: Options, request: ModelRequest, config: Any, ladder: Sequence[Grid]
 ) -> tuple[Prompts, list[Grid]]:
-    """Return the prompts, and the named grid or those of the ladder that the model and its engines can run.
-
-    Raises RequestError if there is none.
-    """
+    """Return the prompts, and the named grid or those of the ladder that can run. Raises RequestError if none can."""
     engines = engines_of_caches(listed(options.engine), listed(options.cache), config)
     prompts = _prompts(options, request.source, config)
     if options.names_grid:
@@ -199,7 +191,6 @@ def check_fit(options: Options, request: ModelRequest, config: Any, grid: Grid) 
 
 
 def _named_grid(options: Options, prompts: Prompts, engines: Sequence[str]) -> Grid:
-    """The grid that the options name, as far as they do. Raises RequestError."""
     new_tokens, lens, batches = options.new_tokens or DEFAULT_NEW_TOKENS, options.prompt_lens, options.batch_sizes
     if lens is None:
         lens = prompts.shape(new_tokens) if prompts.real else () if options.context_lens else _PROMPT_LENS
@@ -213,7 +204,7 @@ def _named_grid(options: Options, prompts: Prompts, engines: Sequence[str]) -> G
 
 
 def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
-    """The requested real prompts, or random ones. Raises RequestError for a file or tokenizer that gives none."""
+    """The prompts of the given file, or random ones. Raises RequestError for a file or tokenizer that gives none."""
     vocab_size, limit = int(config.get_text_config().vocab_size), most_positions(config)
     if not options.prompts:
         return Prompts(vocab_size)
@@ -244,8 +235,7 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     """Return the request that finishes a run: one that was interrupted, or in which a cell or a part failed.
 
     From `options` it takes only what a run folder does not hold: a local model path, the device, the budget, and what
-    is trusted. A model that was a local path must be given again. Raises RunError if the run is finished or cannot be
-    read, and whatever `prepare` raises.
+    is trusted. Raises RunError if the run is finished or cannot be read, and RequestError as `prepare` does.
     """
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status == "ok" for row in read_results(folder)):
@@ -292,7 +282,7 @@ def recorded_options(folder: Path, document: RunDocument, options: Options) -> O
 def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     """Return the command that repeats this run; a local model is given by its name without the folder.
 
-    Resolved values replace options such as `auto`; the other options are written as requested.
+    Resolved values replace options such as `auto`; the other options are written as given.
     """
     source = request.source
     name = source.path.name if source.path is not None else source.name
@@ -318,14 +308,14 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     parts = [*(["env", *settings] if settings else []), f"roofscope run {shlex.quote(name)}"]
     parts += [flag if value is True else f"{flag} {value}" for flag, value in resolved.items() if value]
     for item in fields(Options):
-        requested = getattr(options, item.name)
+        given = getattr(options, item.name)
         # The engine names the cache, and the folder differs the next time.
         is_resolved = flag_of(item) in resolved or item.name in ("model", "cache", "out")
-        if not is_resolved and requested != item.default:
-            value = f"{requested:g}" if isinstance(requested, float) else requested
+        if not is_resolved and given != item.default:
+            value = f"{given:g}" if isinstance(given, float) else given
             if item.name == "draft" and Path(value).exists():
                 value = shlex.quote(Path(value).name)  # without the folder, like the model
-            parts.append(flag_of(item) if requested is True else f"{flag_of(item)} {value}")
+            parts.append(flag_of(item) if given is True else f"{flag_of(item)} {value}")
     return " ".join(parts)
 
 

@@ -52,12 +52,12 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
                 f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
             )
     quant = subject.request.quant
-    weights = [op.weight for op in work.of_kind(Linear)]
-    linears = [weight for weight in weights if weight.dense_from_rows == 1 and not weight.fused_rows]
-    if quant != "none" and linears:
+    weights = (op.weight for op in work.of_kind(Linear))
+    emulated = [weight for weight in weights if weight.dense_from_rows == 1 and not weight.fused_rows]
+    if quant != "none" and emulated:
         warnings.append(
             f"{quant} is emulated here: every matmul first writes a dense copy of its weights in"
-            f" {dtype_name(linears[0].compute_dtype)} and then reads it; this saves memory and costs time."
+            f" {dtype_name(emulated[0].compute_dtype)} and then reads it; this saves memory and costs time."
         )
     if info.kind == "cuda" and dtype == "bfloat16" and float(info.compute_capability) < 8.0:
         warnings.append(f"{info.name} has no bfloat16 units: torch emulates it; use --dtype float16.")
@@ -100,7 +100,6 @@ def fit_warnings(fit: CheckpointFit) -> list[str]:
 
 
 def _named(tensors: Sequence[str]) -> str:
-    """Such as `9 tensors (first: model.layers.2.mlp.up_proj.weight)`."""
     return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 

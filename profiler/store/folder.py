@@ -94,10 +94,7 @@ def cells_text(results: Sequence[CellResult]) -> str:
 
 
 def read_document(folder: Path) -> RunDocument:
-    """Read run.json.
-
-    Raises RunError if it is missing, damaged or from a newer version.
-    """
+    """Read run.json. Raises RunError if it is missing, damaged or from a newer version."""
     document_path = folder / RUN_FILE
     if not folder.is_dir():
         raise RunError(f"there is no run folder at {folder}.")
@@ -109,18 +106,14 @@ def read_document(folder: Path) -> RunDocument:
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
         if isinstance(version, int) and version < OLDEST_SCHEMA:
-            raise RunError(
-                f"{folder} was written by an older roofscope (schema {version}); read it with roofscope"
-                f" {_LAST_OF_OLDER}, or measure again."
+            raise RunError(  # 0.3.0 is the last release that reads older schemas
+                f"{folder} was written by an older roofscope (schema {version}); read it with roofscope 0.3.0, or"
+                " measure again."
             )
         return document_of(content)
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
-
-
-_LAST_OF_OLDER = "0.3.0"
-"""The last release that reads schemas before `OLDEST_SCHEMA`."""
 
 
 def read_run(folder: str | PathLike[str]) -> Run:
@@ -167,10 +160,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
-    """All facts in samples.jsonl of a run, finished or not, merged.
-
-    Raises RunError for a file that cannot be read or has the same repetition twice.
-    """
+    """All facts in samples.jsonl, merged. Raises RunError for a damaged file, and for the same repetition twice."""
     merged = MergedFacts()
     for fact in read_facts_of(folder):
         merged.add(fact)

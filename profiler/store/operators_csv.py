@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -41,7 +42,7 @@ OPERATOR_COLUMN_MEANINGS = {
     "redundant_bytes_by_cause": "The redundant bytes as JSON, by cause; empty if there are none.",
     "redundant_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty if there are none.",
     "bus_bytes": "Bytes that cross the link between GPUs, if the model is split over several.",
-    "gemms": "matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
+    "gemms": "Matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
@@ -49,12 +50,13 @@ _PHASES: dict[str, Phase] = {phase: phase for phase in PHASES}
 _AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes")
 
 
-def operators_csv(facts: Facts) -> Iterator[str]:
-    """Yield operators.csv line by line."""
-    writer = csv.writer(_Line, lineterminator="\n")
+def operators_csv(facts: Facts) -> str:
+    """Return the text of operators.csv."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     memory_bytes_per_s = facts.ceilings.memory_bytes_per_s
     compute_flops_per_s = cache(facts.ceilings.compute_flops_per_s)
-    yield writer.writerow(OPERATOR_COLUMNS)
+    writer.writerow(OPERATOR_COLUMNS)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
         cell_columns = columns_of(key)
@@ -74,15 +76,8 @@ def operators_csv(facts: Facts) -> Iterator[str]:
                 "redundant_bytes_by_cause": json.dumps(item.redundant_bytes) if item.redundant_bytes else "",
                 "redundant_flops_by_cause": json.dumps(item.redundant_flops) if item.redundant_flops else "",
             }
-            yield writer.writerow(row[name] for name in OPERATOR_COLUMNS)
-
-
-class _Line:
-    """A file for `csv.writer` whose `write` returns the text, so that `writerow` returns the line."""
-
-    @staticmethod
-    def write(text: str) -> str:
-        return text
+            writer.writerow(row[name] for name in OPERATOR_COLUMNS)
+    return text.getvalue()
 
 
 def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
@@ -94,10 +89,7 @@ def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
 
 
 def operator_rows(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]:
-    """Yield each operator of operators.csv, with its cell and its replayed seconds per step; 0 if it was not replayed.
-
-    Raises RunError if the file is missing or damaged.
-    """
+    """Yield each operator with its cell and its replayed seconds per step, or 0. Raises RunError for a damaged file."""
     path = folder / OPERATORS_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -91,7 +91,7 @@ def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
 
 def write_operators(folder: Path, facts: Facts) -> None:
     """Replace operators.csv."""
-    replace_file(folder / OPERATORS_FILE, "".join(operators_csv(facts)))
+    replace_file(folder / OPERATORS_FILE, operators_csv(facts))
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
@@ -100,10 +100,7 @@ def write_config(folder: Path, config: Mapping[str, object]) -> None:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: if the process is killed, `path` is the old file or the new one.
-
-    A link is replaced, not followed. Raises RunError if the file cannot be written.
-    """
+    """Replace a file, or a link, atomically: a killed process leaves the old one or the new. Raises RunError."""
     draft = path.parent / f"{path.name}.part"
     try:
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null

@@ -30,9 +30,8 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest
 from profiler.loading.source import resolve
+from profiler.stats import student_t
 from profiler.store.folder import Run, read_gathered, read_run
-
-STUDENT_95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 15: 2.131}
 
 WORKER = """
 import json, re, sys, time
@@ -93,13 +92,7 @@ class Saving:
         return f"{1e3 * self.seconds:.1f} +- {1e3 * self.half_width_s:.1f} ms"
 
 
-@dataclass(frozen=True)
-class Shape:
-    batch_size: int
-    prompt_len: int
-
-
-def real_savings(folder: Path, run: Run, line: str, shape: Shape, turns: int) -> tuple[Saving, Saving]:
+def real_savings(folder: Path, run: Run, line: str, shape: tuple[int, int], turns: int) -> tuple[Saving, Saving]:
     """Return what a line saves of a prefill and of a decode step, from calls of both processes in turn."""
     device, model = run.document.device, run.model
     base, threads = 'device_map="cuda:0"', 0
@@ -108,10 +101,10 @@ def real_savings(folder: Path, run: Run, line: str, shape: Shape, turns: int) ->
     if model.quant != "none" and "quantization_config" not in line:
         here = Circumstances(on_gpu=device.kind == "cuda", dtype=model.dtype)
         base += f", {format_change(model.quant, model.compute_dtype, here).loading}"
-    requested = [threads, shape.batch_size, shape.prompt_len, 16]
+    settings = [threads, *shape, 16]
     with ExitStack() as stack:
         plain, changed = (
-            stack.enter_context(worker([str(folder), base, model.dtype, each, *requested])) for each in ("", line)
+            stack.enter_context(worker([str(folder), base, model.dtype, each, *settings])) for each in ("", line)
         )
         calls = [(called(plain), called(changed)) for _ in range(turns + 1)][1:]
     prefill, step = ([before[at] - after[at] for before, after in calls] for at in (0, 1))
@@ -119,22 +112,22 @@ def real_savings(folder: Path, run: Run, line: str, shape: Shape, turns: int) ->
 
 
 @contextmanager
-def worker(requested: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WORKER, json.dumps(requested)]
+def worker(settings: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WORKER, json.dumps(settings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            raise RuntimeError(f"the process of {requested[3] or 'the model as it is'} ended")
+            raise RuntimeError(f"the process of {settings[3] or 'the model as it is'} ended")
         yield process
         assert process.stdin is not None
         process.stdin.close()
 
 
 def called(process: subprocess.Popen[str]) -> tuple[float, float]:
-    assert process.stdin is not None
-    assert process.stdout is not None
+    assert process.stdin
+    assert process.stdout
     process.stdin.write("go\n")
     process.stdin.flush()
     prefill_s, step_s = json.loads(process.stdout.readline())
@@ -143,7 +136,7 @@ def called(process: subprocess.Popen[str]) -> tuple[float, float]:
 
 def saving_of(differences_s: Sequence[float]) -> Saving:
     spread = statistics.stdev(differences_s) / math.sqrt(len(differences_s))
-    return Saving(statistics.mean(differences_s), STUDENT_95[len(differences_s) - 1] * spread)
+    return Saving(statistics.mean(differences_s), student_t(len(differences_s) - 1) * spread)
 
 
 def checkpoint(run: Run, parent: Path) -> Path:
@@ -176,21 +169,22 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--turns", type=int, default=8)
-    requested = parser.parse_args()
-    run = read_run(requested.run)
+    options = parser.parse_args()
+    run = read_run(options.run)
     first = min(run.measured, key=lambda row: (row.phase != "decode", row.batch_size, row.prompt_len))
     wrong, saved = False, dict[str, float]()
     with tempfile.TemporaryDirectory() as parent:
         folder = checkpoint(run, Path(parent))
-        for line, advice in lines_of(run, requested.all).items():
-            shape = Shape(advice.batch_size, advice.prompt_len) if advice else Shape(first.batch_size, first.prompt_len)
+        for line, advice in lines_of(run, options.all).items():
+            cell = advice or first
+            shape = cell.batch_size, cell.prompt_len
             try:
-                prefill, step = real_savings(folder, run, line, shape, requested.turns)
+                prefill, step = real_savings(folder, run, line, shape, options.turns)
             except (RuntimeError, OSError) as error:
                 print(f"| {line} | - | does not run: {error} |", flush=True)
                 continue
             saved[line] = step.seconds
-            row = f"| {shape.batch_size} x {shape.prompt_len} | {line} |"
+            row = f"| {cell.batch_size} x {cell.prompt_len} | {line} |"
             for name, said, real in (
                 ("step", advice and advice.step, step),
                 ("prefill", advice and advice.prefill, prefill),

@@ -132,7 +132,7 @@ def left_out(folder: Path) -> list[Checked]:
     rest = np.setdiff1d(np.arange(len(measured)), chosen)
     forecast, half_width = trained.forecast(measured.demanded.at(rest))
     unseen = trained.beyond(forecast.demanded.steps).any(axis=1)
-    said = [cross_validated_error(held, trained.again, "").median for held in (trained.within, trained.outside)]
+    said = [cross_validated_error(held, trained.repeat_width, "").median for held in (trained.within, trained.outside)]
     return [
         Checked(
             f"{folder.name} {facts.grid.keys[at].name}",

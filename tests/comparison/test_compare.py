@@ -11,7 +11,7 @@ from sides import drift_probe, key_of, side, timed
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides
-from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences, side_of_run
+from profiler.comparison.side import NOT_RECORDED, CellTime, MatchKey, Side, differences, side_of_run
 from profiler.comparison.text import change_words, difference_lines, next_step
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
@@ -145,7 +145,7 @@ def test_processors_of_one_name_are_distinguished() -> None:
     """Zen 4 (family 25) and Zen 5 (family 26) may both be named AMD EPYC; an older run does not say which it was."""
     zen4, zen5, older = (
         side({}, settings={"device": "AMD EPYC", "processor": processor})
-        for processor in ("AuthenticAMD, family 25, model 17", "AuthenticAMD, family 26, model 2", NOT_TOLD)
+        for processor in ("AuthenticAMD, family 25, model 17", "AuthenticAMD, family 26, model 2", NOT_RECORDED)
     )
     assert [item.weight for item in differences(zen4, zen5)] == ["refuses"]
     assert [item.weight for item in differences(older, zen5)] == ["explains"]

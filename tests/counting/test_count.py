@@ -96,9 +96,9 @@ def test_a_context_beyond_the_models_own_limit_has_a_number_and_a_note() -> None
 
 def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no-untyped-def]
     counted = document(roofscope, "llama-2-7b", "--phase", "prefill", "--prompt", "128", "--gemm-census")
-    matmuls = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
+    in_census = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
     linears = sum(item["model_flops"] for item in counted["operators"] if item["group"] != "attention")
-    assert matmuls == linears
+    assert in_census == linears
     # 7 linears per layer, of 3 shapes: 4096 x 4096, 4096 x 11008 and back; and the head on one row.
     shapes = {(g["m"], g["k"], g["n"]): g["count"] for g in counted["gemms"]}
     assert shapes == {

@@ -195,7 +195,7 @@ def test_int8_conversions_of_one_matmul() -> None:
 
     weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
     conversions = weight.conversion_bytes(10, torch.bfloat16, 0)
-    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_MATMULS: 2 * 10 * 128 * 4}
+    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_RESULTS: 2 * 10 * 128 * 4}
     assert weight.conversion_bytes(10, torch.float16, 0)[Cause.INT8_INPUTS] == 10 * 64 * (1 + 1)
     assert Cause.OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
     assert weight.conversion_flops(10, 3) == {Cause.OUTLIERS: 2 * 10 * 3 * 128}

@@ -155,7 +155,7 @@ def test_latent_attention_is_expanded_again_at_every_step() -> None:
     assert work.redundant_flops["latent expanded again"] == 27 * (expanding - spared)
 
 
-def test_the_bytes_of_a_latent_go_with_the_matmuls_over_it() -> None:
+def test_the_intensity_of_absorbed_latents() -> None:
     """2 x 16 x (576 + 512) FLOPs per position over its 1,152 bytes are 30 FLOP/byte in decode.
 
     With V3's 128 heads they are 242, above an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) per pair.

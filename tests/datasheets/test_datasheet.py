@@ -34,7 +34,7 @@ def test_peak_is_units_times_clock(gpu: Datasheet) -> None:
     """SMs x dense FLOPs per clock x rated clock, within 2 %; a 2:4-sparse figure would be twice that.
 
     Float4 runs at four times the 16-bit rate: 6.1 times on the 300s with their wider float4 units, 8 on GeForce, where
-    16-bit matmuls run at half rate. A driver keeps at most an eighth of the memory: ECC takes a sixteenth of GDDR. A
+    16-bit products run at half rate. A driver keeps at most an eighth of the memory: ECC takes a sixteenth of GDDR. A
     GPU that shares its computer's memory gets two thirds of it or more.
     """
     dense = gpu.sm_count * gpu.fp16_flops_per_clock_per_sm * gpu.rated_clock_hz
@@ -86,7 +86,7 @@ INT8_APART = {"7.0", "10.3", "gfx90a"}
 
 
 def is_geforce(gpu: Datasheet) -> bool:
-    """A card whose matrix units run at half rate when they accumulate 16-bit matmuls in float32, but not int8 ones."""
+    """A card whose matrix units run at half rate when they accumulate 16-bit products in float32, but not int8 ones."""
     return re.fullmatch(r"RTX [2-5]0\d0( Ti| SUPER| D| \d+GB)*", gpu.gpu) is not None
 
 
@@ -187,7 +187,7 @@ def test_gpus_at_home_have_their_makers_figures_and_no_price() -> None:
     assert not {"Apple", "Intel"} & {SHEETS[each.gpu].vendor for each in prices.prices()}
 
 
-def test_each_product_name_has_a_gpu_of_the_table() -> None:
+def test_each_product_has_a_gpu_of_the_table() -> None:
     with (ROOT / "profiler" / "data" / "product_names.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             assert gpu_called(row["product"]).gpu == row["gpu"]

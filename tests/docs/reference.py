@@ -72,7 +72,7 @@ def columns_page() -> str:
     return (
         "# Columns and JSON documents\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count,"
         " `_per_s` a rate. An empty field is not known.\n\n"
-        "## cells.csv\n\nOne row per phase and cell. The terms of the split add up to `latency_s`.\n\n"
+        "## cells.csv\n\nOne row per phase and cell. The terms of the time breakdown add up to `latency_s`.\n\n"
         + described("column", cells)
         + "\n## operators.csv\n\nOne row per operator and cell.\n\n"
         + described("column", OPERATOR_COLUMN_MEANINGS)

@@ -9,18 +9,26 @@ import pytest
 
 from profiler.report.glossary import GLOSSARY, known_term
 
-SCREENS = [Path(__file__).parents[1] / "golden" / f"judge{name}.txt" for name in ("", "-h100", "-h200-default")]
+NAMES = ("judge", "judge-h100", "judge-h100-engines", "judge-h200-default", "compare", "forecast")
+SCREENS = [Path(__file__).parents[1] / "golden" / f"{name}.txt" for name in NAMES]
 EVERYDAY = frozenset(re.findall(r"\w+", """
-    a about after against all and are as at b be before between builds by costs default device doubled does during each
-    export false fell figures first for from full g goes gpu h has have here html in instead it its judge known layer
-    length library line load loading longer lose low m measured model modes more most ms name needs next no not nvidia
-    of on once one only or other p per plan power process processor profile published random reach reading recorded
-    report row run s save says several share show similar size small t table take than that the their them then this
-    time to token torch two under up us was what where which with within without work would
-    import enable explain xeon high measure bar cap clock gb mhz none
+    a about after again against all amd and are as at b bar basis be before below between beyond both builds but by cap
+    clock common contain costs cpu default device differ does doubled during each else enable epyc error explain export
+    false family faster fell figures first for foreign from full g gb give goes gpu grid h had has have held here high
+    how html import in include instead it its itself judge keep known larger largest layer length library limited line
+    load loading longer longest lose low m machine measure measured median mhz model modes more most ms much name
+    nearest needs neither next nine no none not nothing nvidia of off on once one only or other over own p per phase
+    plan power process processor profile published random reach reading reason recorded replayed report rest row run s
+    save says second seen several share show side similar size small t table take taken ten tensor than that the their
+    them then there they this thread time to token torch two under up us utc verdict wait was what when where which with
+    within without work would xeon
 """))  # fmt: skip
 """Words of plain English and of any engineer, in the singular."""
-CODE = re.compile(r"\S*[_.=()/]\S*[a-z)]|--[a-z-]+|\$.*|roofscope [a-z-]+( TERM)?|\bx[0-9]+")
+CODE = re.compile(
+    r"""(?<![\w-]) (?: \$.* | --[a-z-]+ | roofscope\ [a-z-]+(?:\ TERM)? | x[0-9]+ | smollm2-135m
+    | "?[\w.~-]*\w [_=/.(] ["\w.]\S* )""",
+    re.VERBOSE,
+)
 
 
 def test_every_word_of_a_default_screen_is_everyday_or_in_the_glossary() -> None:

@@ -136,9 +136,9 @@ SCENARIOS: Mapping[str, tuple[Scenario, Truth]] = {
     "graph": (replace(SMALL, engine="graph", prompt_lens=(16,)), A100),
     "nf4": (replace(SMALL, quant="nf4", prompt_lens=(16,)), A100),
     "engines": (replace(SMALL, engine="static,generate", prompt_lens=(16,)), A100),
-    "sure": (Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4),
+    "confident": (Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4),
 }
-"""Runs without a fault. `sure` has cells of high confidence, and gets the false answers."""
+"""Runs without a fault. `confident` has cells of high confidence, and gets the false answers."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ def ran(name: str, model: Path, folder: Path, fault: Fault | None = None, *, res
 
 
 def _run(name: str, model: Path, folder: Path, fault: Fault | None, *, resume: bool = False) -> Ran:
-    requested, truth = SCENARIOS[name]
-    options = {"resume": folder} if resume else {**requested.options(), "out": folder, "weights": "random"}
+    scenario, truth = SCENARIOS[name]
+    options = {"resume": folder} if resume else {**scenario.options(), "out": folder, "weights": "random"}
     more = flags({**options, "no_trials": True, "device": "cuda"})
     words = ["roofscope", "run", str(model), *more, "--quiet", "--plain"]
     out, err, code, seam = io.StringIO(), io.StringIO(), None, Seam(fault)
@@ -339,7 +339,7 @@ def planned(recording: Recorded) -> list[Fault]:
         Fault(recording.name, api, stage, number, kind, on)
         for (api, stage), calls in sorted(recording.base.calls.items())
         for kind in CALLS[api]
-        if (recording.name == "sure") == (kind in LIES)
+        if (recording.name == "confident") == (kind in LIES)
         for number in sorted({1, calls // 2 + 1, calls})
         for on in ((False, True) if number < calls and kind not in ("lost", "killed") else (False,))
     ]
@@ -389,7 +389,7 @@ def _kept(recording: Recorded, fault: Fault, first: Ran, after: State, folder: P
         if row["status"] == "ok" and row["confidence"] == "high" and fault.kind in LIES:
             for column in (*TIMES, "attained", "regime"):
                 if _differs(before[column], row[column], FALSE):
-                    yield f"{name} is sure of {column} {row[column]}, which is {before[column]}"
+                    yield f"{name} has high confidence in {column} {row[column]}, which is {before[column]}"
         if f"{row['engine']}/{row['batch_size']}/{depth}" in {cell for _, cell in first.fired}:
             continue
         if row["status"] == "ok":

@@ -104,7 +104,7 @@ def test_dense_copies_that_fit_the_l2_are_no_bound() -> None:
     steps = StepArrays.of(make_grid("128", "8", 32).keys)
     for gpu, moves in (("H100 SXM", False), ("T4", True)):
         decode = steps_by_datasheet(counted, "nf4", gpu_called(gpu), steps, "eager").on_gpu.at(~steps.prefill)
-        copied_bytes = decode.other_bytes - decode.unsure_bytes
+        copied_bytes = decode.other_bytes - decode.uncertain_bytes
         assert (copied_bytes[0] > 4 * weights) == moves
         assert decode.other_bytes[0] > 4 * weights
 

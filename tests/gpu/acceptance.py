@@ -60,7 +60,7 @@ def groups() -> Groups:
     from claims import ceilings, counts, doubling, formats, machine, recovery, times, tokens, trace
 
     return {
-        "installation": machine.installation, "recovery": recovery.attempts, "roofs": ceilings.attempts,
+        "installation": machine.installation, "recovery": recovery.attempts, "ceilings": ceilings.attempts,
         "trace": trace.attempts, "time": times.attempts, "counters": machine.counters,
         "tokens": tokens.attempts, "bytes": counts.attempts,
         "precision": formats.attempts, "telemetry": machine.telemetry,

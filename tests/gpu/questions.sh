@@ -2,7 +2,7 @@
 # Ask a GPU what only a GPU can answer: tests/gpu/questions.sh FOLDER [NAME ...]
 #
 # The questions are in the order of their value, each with its most seconds and what its answer decides; together they
-# take 560 s at most. Names ask some of them. A GPU before Ampere (a T4) is requested the first three only. FOLDER gets
+# take 560 s at most. Names ask some of them. A GPU before Ampere (a T4) is asked the first three only. FOLDER gets
 # answers.jsonl, the log of each question, its run, and runs.tar.gz, which is written again after every question.
 # Models have random weights; nothing is downloaded. DEVICE=cpu asks a CPU about a small model, to test the script.
 set -u

@@ -58,13 +58,13 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_questions_fit_their_minutes_and_are_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_questions_fit_their_minutes_and_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Together they may take 560 s. A CPU answers those of the script's own groups, on the tiny model."""
     script = (ROOT / "tests/gpu/questions.sh").read_text()
-    requested = re.findall(r'^    (?:ask|run) (\S+) (\d+) "', script, re.MULTILINE)
-    assert sum(int(seconds) for _, seconds in requested) <= 560
+    asked = re.findall(r'^    (?:ask|run) (\S+) (\d+) "', script, re.MULTILINE)
+    assert sum(int(seconds) for _, seconds in asked) <= 560
     groups = re.findall(r"--only (\S+)", script)
-    assert set(groups) == {*acceptance.questions(), "counters"} <= {name for name, _ in requested}
+    assert set(groups) == {*acceptance.questions(), "counters"} <= {name for name, _ in asked}
     found = scoreboard(monkeypatch, tmp_path, "--dry-run", "--only", ",".join(groups))
     assert {check["group"] for check in found["checks"] if check["value"]} == set(acceptance.questions())
 

@@ -44,12 +44,12 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
 
 
 def main(model: str, script: str, runs: str) -> None:
-    requested: list[str] = []
+    connections: list[str] = []
 
     def guard(event: str, arguments: tuple[object, ...]) -> None:
         local = event == "socket.connect" and getattr(arguments[0], "family", None) == socket.AF_UNIX
         if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto") and not local:
-            requested.append(f"{event} {arguments[1:]}")
+            connections.append(f"{event} {arguments[1:]}")
 
     (Path(runs) / "table.csv").write_text("batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,100\n")
     sys.addaudithook(guard)
@@ -69,7 +69,7 @@ def main(model: str, script: str, runs: str) -> None:
                 code = ended.code
         (Path(runs) / f"printed-{number}-{arguments[0]}.txt").write_text(printed.getvalue())
         codes[f"{number} {arguments[0]}"] = code or 0
-    print(json.dumps({"requested": requested, "codes": codes}))
+    print(json.dumps({"connections": connections, "codes": codes}))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Written:
     """The files and outputs of all commands, and their attempted connections."""
 
     folder: Path
-    requested: list[str]
+    connections: list[str]
     codes: dict[str, int]
     isolated: bool
     """Whether the commands ran in a network namespace without a route."""
@@ -79,7 +79,7 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     printed = json.loads(done.stdout.splitlines()[-1])
-    return Written(work / "runs", printed["requested"], printed["codes"], isolated)
+    return Written(work / "runs", printed["connections"], printed["codes"], isolated)
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_settings_of_the_environment_are_recorded_without_the_secrets_in_others(
 @pytest.mark.slow
 def test_no_network_is_used_or_needed(written: Written) -> None:
     """An audit hook saw no lookup, connection or transfer; the namespace has no route, not even to this machine."""
-    assert written.requested == []
+    assert written.connections == []
     if not written.isolated:
         pytest.skip("this system allows no network namespace (unshare -rn)")
     assert set(written.codes.values()) <= {0, 3}, "3: an inconclusive gate"

@@ -15,7 +15,7 @@ from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
 from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.judge.breakdown import TERMS, StepCeilings, TimeBreakdown
-from profiler.judge.cell_stages import BrokenDown, Judged, Timed
+from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.regimes import Measurement, Verdict
 from profiler.judge.savings import ChangeEffect, EngineDifference, TrialResult
 from profiler.stats import Estimate, Noise, NoiseReport
@@ -50,7 +50,7 @@ def judged(
     time_s, noise = Estimate(*(parts.latency_s,) * 3, 9), NoiseReport(grade, ())
     timed = Timed(key, operators, "ok", key.tokens, time_s, repetitions=repetitions, noise=noise)
     measurement = Measurement(parts, timed, 100e12, ceilings)
-    return Judged(BrokenDown(measurement, 100e12, **of_step), verdict, None, tried, engines, changes)
+    return Judged(measurement, verdict, 100e12, tried=tried, engines=engines, changes=changes, **of_step)
 
 
 def model(**parts: Any) -> ModelFacts:

@@ -93,7 +93,9 @@ def test_a_change_without_a_line_is_measured_and_not_advised() -> None:
     graph = result(80e-3, 20e-3, ChangeId.GRAPH, line="", form="one CUDA graph per step", layers=30)
     found = answer(cell("decode", 80e-3, graph))
     assert found.advised == ()
-    assert changes(found) == ["Measured, not as a line: with one CUDA graph per step the 80.0 ms step takes 20.0 ms."]
+    assert changes(found) == [
+        "Tried, but no line to copy: with one CUDA graph per step the 80.0 ms step takes 20.0 ms."
+    ]
 
 
 def computed(saves_s: float, change: ChangeId = ChangeId.COMPILED_STEP, preparing_s: float = 60.0) -> ChangeEffect:
@@ -133,7 +135,7 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     batch = cell("decode", 90e-3, batch=8)
     prefill = cell("prefill", 1.0, changes=(computed(0.5, ChangeId.COMPILED_FORWARD),))
     found = answer(step, batch, prefill)
-    assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "By", "Measured,", "8"]
+    assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "By", "Tried,", "8"]
     assert found.not_tried == (), "only what a sentence names"
     cut = [
         NotTried("nf4 weights", "another line", ChangeId.FORMAT, 20.0),

@@ -18,7 +18,7 @@ from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
 from profiler.judge.answer import answer_of
-from profiler.judge.breakdown import TimeBreakdown
+from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, changes
 from profiler.judge.judge_run import judge_run
@@ -33,11 +33,8 @@ SETTING = Setting(1e12, 100e12, weight_bits=4.5, here=Circumstances(True, "float
 
 def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdown:
     """Return a breakdown at the ceiling of its weights; terms that are not given are 0."""
-    zeros = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "redundant_s", "overhead_s"), 0.0)
-    return TimeBreakdown(
-        latency_s=latency_s, device_s=weights_s, floor_s=weights_s, weights_s=weights_s,
-        **{**zeros, "unexplained_s": 0.0, **terms},
-    )  # fmt: skip
+    zeros = dict.fromkeys(TERMS, 0.0)
+    return TimeBreakdown(latency_s=latency_s, floor_s=weights_s, **{**zeros, "weights_s": weights_s, **terms})
 
 
 def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, *operators: OperatorWork, **more: Any) -> Judged:

@@ -44,7 +44,7 @@ def cell(
         named["redundant_s"] = sum(parts.values())
     total, device = sum(named.values()), named["weights_s"] + named["kv_s"] + named["compute_s"]
     widths_s = {"overhead_s": half_width_s}
-    split = TimeBreakdown(latency_s=total, device_s=device, floor_s=device, half_widths_s=widths_s, **named)
+    split = TimeBreakdown(latency_s=total, floor_s=device, half_widths_s=widths_s, **named)
     key = CellKey(phase, Cell(batch, 512, 32))
     return judged(key, split, verdict, *operators, redundant_s=dict(parts or {}), **(more or {}))
 
@@ -125,7 +125,7 @@ def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None
     step = cell(kv_s=8e-3)
     effect = named(step, SETTING)[ChangeId.EIGHT_BIT_CACHE]
     assert effect.at_most
-    assert "others measured slower ones" in effect.because
+    assert "others measured slower steps" in effect.because
     assert effect not in not_tried(replace(step, changes=tuple(changes(step, SETTING))))
 
 

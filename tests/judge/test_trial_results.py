@@ -47,7 +47,7 @@ def test_a_change_is_compared_with_the_model_as_loaded() -> None:
     [effect] = tried(34e-3, found)
     assert (effect.id, effect.value, effect.how) == (ChangeId.DTYPE, "bfloat16", LINE)
     assert effect.saves_s == pytest.approx(20e-3)
-    assert effect.because == "the step takes 14.0 ms then, by 6 of 30 layers"
+    assert effect.because == "the step then takes 14.0 ms, by 6 of 30 layers"
     step = cell(linears(1e9, 34e9), weights_s=34e-3)
     before, after = (changes(each, OF_FLOAT32) for each in (step, replace(step, tried=(found,))))
     lost = {item.value for item in before} - {item.value for item in after if item.basis == "computed"}
@@ -97,7 +97,7 @@ def test_a_trial_of_the_whole_model_has_its_own_times() -> None:
     found = trial(30, stepped(30, 1e-3, 4e-3), stepped(30, 0.9e-3, 4e-3))
     [effect] = tried(28e-3, found)
     assert effect.saves_s == pytest.approx(3e-3)
-    assert effect.because == "the step takes 31.0 ms then"
+    assert effect.because == "the step then takes 31.0 ms"
 
 
 @pytest.mark.parametrize(("ratio", "clear"), [(0.9, True), (0.93, False), (0.96, False)])

@@ -72,7 +72,7 @@ def test_generate_compiles_the_formats_whose_quantizer_says_so(name: str) -> Non
     assert FORMATS[name].compileable == bool(quantizer.is_compileable)
 
 
-def test_unquantised_weights_are_asked_for_in_a_quantised_script() -> None:
+def test_unquantised_weights_are_requested_in_a_quantised_script() -> None:
     """A script that passes a quantization_config would keep it with the dtype alone."""
     dense, nf4 = (possible_changes(replace(H100, quant=quant)) for quant in ("none", "nf4"))
     lines = [{item.value: item.line for item in each if item.id is ChangeId.DTYPE} for each in (dense, nf4)]

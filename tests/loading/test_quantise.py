@@ -306,5 +306,5 @@ def test_random_weights_have_the_layout_of_quantised_ones(
         layer = random.get_submodule(name)
         assert layout(layer) == layout(quantised.get_submodule(name))
         with torch.inference_mode():
-            matmuls = layer(inputs[:, : layer.in_features]).float()
-        assert matmuls.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)
+            outputs = layer(inputs[:, : layer.in_features]).float()
+        assert outputs.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)

@@ -240,11 +240,11 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(monkeypatch: pytest
     cache: Any = StaticCache(config=config, max_cache_len=32)
     cache.update(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 1, 16), 0)
     cache.reset()
-    requested: Any = {"config": config, "inputs_embeds": torch.zeros(1, 16, 64), "attention_mask": None}
+    arguments: Any = {"config": config, "inputs_embeds": torch.zeros(1, 16, 64), "attention_mask": None}
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert create_causal_mask(**requested, past_key_values=cache) is not None
+    assert create_causal_mask(**arguments, past_key_values=cache) is not None
     with masks_of_uncaptured_steps():
-        assert create_causal_mask(**requested, past_key_values=cache) is None
+        assert create_causal_mask(**arguments, past_key_values=cache) is None
 
 
 CPU = torch.device("cpu")

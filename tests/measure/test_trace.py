@@ -174,11 +174,11 @@ def test_the_overhead_of_generate_is_found_where_it_was_planted(
     """Every check of the stopping criteria waits 20 ms; our own loop has no such check."""
     from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-    plain = StoppingCriteriaList.__call__
+    check = StoppingCriteriaList.__call__
 
     def slowly(self: Any, *args: Any, **named: Any) -> Any:
         time.sleep(_DELAY_S)
-        return plain(self, *args, **named)
+        return check(self, *args, **named)
 
     monkeypatch.setattr(StoppingCriteriaList, "__call__", slowly)
     run = profile_tiny(batch_sizes=[2], new_tokens=5, engine="generate", budget_s=2)

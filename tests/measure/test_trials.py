@@ -18,7 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from profiler.errors import RequestError
 from profiler.facts.change_ids import ChangeId
-from profiler.facts.measurements import NotTried, Trial
+from profiler.facts.measurements import NotTried, StepSamples, Trial
+from profiler.grid.ranges import make_grid
 from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible_changes
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES
@@ -30,13 +31,29 @@ from profiler.measure.trial_queue import in_turn
 from profiler.measure.trials import circumstances_here, try_changes
 
 CPU = Circumstances(on_gpu=False, dtype="float32", threads=2)
+TWO_CELLS = make_grid([6], [1, 2], 8)
 
 
 @pytest.fixture(autouse=True)
-def no_time_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, any change may look slow after one turn, or like the best one."""
-    monkeypatch.setattr(trials, "_SLOWER", math.inf)
-    monkeypatch.setattr(trials, "_AN_UNKNOWN_SAVES", 1.0)
+def no_time_decides(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, any change may look slow after one turn, or like the best one. Planted times may decide."""
+    if "planted" not in request.fixturenames:
+        monkeypatch.setattr(trials, "_SLOWER", math.inf)
+        monkeypatch.setattr(trials, "_AN_UNKNOWN_SAVES", 1.0)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> dict[ChangeId, float]:
+    """How many times as long a prefill and a step take with each change; no model is called."""
+    times: dict[ChangeId, float] = {}
+
+    def call(side: trials.Side, ids: torch.Tensor, new_tokens: int) -> trials.Call:
+        forward_s = times[side.change.id] if side.change else 1.0
+        forward, none = StepSamples((forward_s,), (0.0,)), StepSamples((), ())
+        return trials.Call(forward, forward if new_tokens > 1 else none, ids, forward_s, 0.0)
+
+    monkeypatch.setattr(trials.Side, "call", call)
+    return times
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +168,9 @@ def test_what_fails_is_left_out_and_said(mixture: tuple[Subject, Any]) -> None:
 
     loaded = trials.Trials._loaded
 
-    def raising(shop: Any, change: Change | None, config: Any) -> Any:
+    def raising(self: Any, change: Change | None, config: Any) -> Any:
         if change is None:
-            return loaded(shop, change, config)
+            return loaded(self, change, config)
         raise RequestError("no such weights")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -161,6 +178,29 @@ def test_what_fails_is_left_out_and_said(mixture: tuple[Subject, Any]) -> None:
         found = tried(subject, config, [broken, refused], on_failure=lambda name, _: failed.append(name))
     assert found == []
     assert failed == ["a misspelt switch"]
+
+
+@pytest.mark.parametrize(("times", "turns", "cells"), [(1.4, 3, 2), (1.6, 1, 1)])
+def test_a_clearly_slower_change_has_one_turn_at_one_cell(
+    mixture: tuple[Subject, Any], planted: dict[ChangeId, float], times: float, turns: int, cells: int
+) -> None:
+    subject, config = replace(mixture[0], grid=TWO_CELLS), mixture[1]
+    planted[ChangeId.EAGER_ATTENTION] = times
+    found = tried(subject, config, [change for change in changes_of(subject) if change.id in planted])
+    assert [len(trial.after.layers_s) for trial in found if trial.key.phase == "decode"] == [turns] * cells
+
+
+@pytest.mark.parametrize(("times", "confirmed"), [(0.9, ["a static cache"]), (0.97, [])])
+def test_what_saves_most_is_confirmed_on_the_whole_model(
+    mixture: tuple[Subject, Any], planted: dict[ChangeId, float], times: float, confirmed: list[str]
+) -> None:
+    """At the smallest cell; unless it saves less than a twentieth of the step."""
+    subject, config = replace(mixture[0], grid=TWO_CELLS), mixture[1]
+    planted |= {ChangeId.STATIC_CACHE: times, ChangeId.EAGER_ATTENTION: 0.98}
+    found = tried(subject, config, [change for change in changes_of(subject) if change.id in planted])
+    whole = [trial for trial in found if trial.layers == trial.of_layers and trial.key.phase == "decode"]
+    assert [trial.form for trial in whole] == confirmed
+    assert all(trial.key.cell == TWO_CELLS.cells[0] for trial in whole)
 
 
 def test_what_has_no_time_is_named_with_its_need(mixture: tuple[Subject, Any]) -> None:

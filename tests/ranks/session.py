@@ -51,7 +51,7 @@ def write_state(joined: Any, alone: Any, group: Any, found: Path) -> None:
             "tokens": tokens.tolist(),
             "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
             "frozen": [name for name, param in joined.named_parameters() if not param.requires_grad],
-            "products": [matmuls_of(part) for part in (joined, alone)],
+            "matmuls": [matmuls_of(part) for part in (joined, alone)],
         },
     )
     if group.rank == 0:

@@ -83,7 +83,7 @@ def check_operators(state: Any, model: Any, ranks: int) -> None:
     plain = matmuls_of(model)
     assert plain["aten::mm"] == 3 * 7 + 1  # three layers of seven, and the LM head
     rank = {**plain, "aten::mm": 3 * 7, "aten::bmm": 1}
-    assert state["products"] == [[rank, rank]] * ranks
+    assert state["matmuls"] == [[rank, rank]] * ranks
 
 
 @pytest.mark.slow

@@ -67,8 +67,8 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
     )  # fmt: skip
     read: list[Options] = []
 
-    def prepare(requested: Options) -> None:
-        read.append(requested)
+    def prepare(given: Options) -> None:
+        read.append(given)
         raise RequestError("only read.")
 
     monkeypatch.setattr("profiler.run.validate.prepare", prepare)

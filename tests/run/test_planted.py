@@ -68,8 +68,8 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
 
 
 def profile(model: Path, out: Path, **options: Any) -> Path:
-    requested = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 2, "no_trials": True}
-    return profiler.profile(str(model), out=out, **{**requested, **options}).folder
+    defaults = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 2, "no_trials": True}
+    return profiler.profile(str(model), out=out, **{**defaults, **options}).folder
 
 
 @pytest.fixture(scope="module")
@@ -228,8 +228,8 @@ def main(model: str, runs: str, *threads: str) -> None:
         on_one_clock(patch)
         for count in threads:
             torch.set_num_threads(int(count))
-            requested = {"prompt_lens": [256], "new_tokens": 4, "budget_s": 2.5}
-            profile(Path(model), Path(runs) / f"{count} threads", **requested)
+            options = {"prompt_lens": [256], "new_tokens": 4, "budget_s": 2.5}
+            profile(Path(model), Path(runs) / f"{count} threads", **options)
 
 
 if __name__ == "__main__":

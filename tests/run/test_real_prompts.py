@@ -124,8 +124,8 @@ def test_a_run_over_unequal_prompts(tmp_path: Path, profile_tiny: Callable[..., 
     lengths = tmp_path / "lengths.txt"
     # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
     lengths.write_text("16 5\n32 9\n16 5\n32 9\n" * 2)
-    requested = {"prompt_lens": f"ragged:{lengths}", "batch_sizes": [4], "new_tokens": 32}
-    run = profile_tiny(**requested, dtype="float32", budget_s=4)
+    options = {"prompt_lens": f"ragged:{lengths}", "batch_sizes": [4], "new_tokens": 32}
+    run = profile_tiny(**options, dtype="float32", budget_s=4)
     rows = {(row.phase, row.engine): row for row in run.results}
     assert set(rows) == {(phase, engine) for phase in ("prefill", "decode") for engine in ("padded", "eager")}
     padded, plain = rows["prefill", "padded"], rows["prefill", "eager"]

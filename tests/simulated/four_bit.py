@@ -34,7 +34,7 @@ def table() -> Any:
 
 
 @contextlib.contextmanager
-def requested_anew() -> Iterator[None]:
+def chosen_anew() -> Iterator[None]:
     """Forget answers for other cards on entry, and answers for these cards on exit."""
     found = table()
 

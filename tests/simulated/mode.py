@@ -1,4 +1,4 @@
-"""The overhead mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
+"""The dispatch mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
 
 The C++ card answers later calls with the same layout.
 """
@@ -117,8 +117,8 @@ class CardMode(TorchDispatchMode):
         if not (any(map(on_card, tensors)) or (named is not None and named.type == "cuda")):
             if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
                 return self._on_host(func, args, kwargs)
-            requested = self._read_value if func is aten._local_scalar_dense.default else partial(self._faked, func)
-            return requested(args, kwargs)
+            answer = self._read_value if func is aten._local_scalar_dense.default else partial(self._faked, func)
+            return answer(args, kwargs)
         if special := self._special.get(func) or self._named.get(func.name()):
             return special(args, kwargs)
         if func not in self._fused and (decomposed := _decomposition(func)):

@@ -92,7 +92,7 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
     torch.cuda.synchronize()
     del token
     config = model.config.get_text_config()
-    requested = _Requested(
+    needed = _Needed(
         config.num_attention_heads // getattr(config, "num_key_value_heads", config.num_attention_heads),
         matmul_dtype(torch.empty(0, dtype=model.dtype)),
         _kept_share(config),
@@ -100,13 +100,13 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
     )
     of = partial(Phase, engine, batch_size=batch, prompt_len=prompt, peak_bytes=peak)
     return [
-        of(phase=phase, **_figures(logs, card.truth, requested, queries))
+        of(phase=phase, **_figures(logs, card.truth, needed, queries))
         for phase, logs, queries in (("prefill", [log], prompt), ("decode", steps, 1))
     ]
 
 
 @dataclass(frozen=True)
-class _Requested:
+class _Needed:
     """The work that the algorithm needs, whatever path a library takes."""
 
     groups: int
@@ -149,7 +149,7 @@ def _logged(card: Card) -> Iterator[list[Kernel]]:
     card.log = None
 
 
-def _figures(steps: Sequence[list[Kernel]], truth: Truth, requested: _Requested, queries: int) -> dict[str, Any]:
+def _figures(steps: Sequence[list[Kernel]], truth: Truth, needed: _Needed, queries: int) -> dict[str, Any]:
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
@@ -167,7 +167,7 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, requested: _Requested,
         part = _part(kernel)
         if part is None:
             continue
-        computing_s, moving_s = requested.ceilings_s(kernel, queries, truth, stored, bytes_per_s)
+        computing_s, moving_s = needed.ceilings_s(kernel, queries, truth, stored, bytes_per_s)
         if computing_s > moving_s:
             compute_s += computing_s
         elif part == "weights":

@@ -74,10 +74,10 @@ def price_of(
         reads[1] = reads[1]._replace(nbytes=int(reads[1].nbytes * hit))
     elif not inputs or func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")):
         reads = []  # it writes without reading
-    product = MATMULS.get(str(func))
-    if product is None:
+    matmul = MATMULS.get(str(func))
+    if matmul is None:
         return Price(str(func), tuple(reads), tuple(writes))
-    flops, operand = product(args)
+    flops, operand = matmul(args)
     dtype = matmul_dtype(operand)
     return Price(f"{func} {dtype}", tuple(reads), tuple(writes), flops, dtype, workspace=True)
 

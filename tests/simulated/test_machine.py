@@ -107,17 +107,17 @@ def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("product", "dtype", "error"),
+    ("matmul", "dtype", "error"),
     [
         ("_scaled_mm", "float8_e4m3fn", RuntimeError(NO_ROWS)),
         ("_int_mm", "int8", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")),
     ],
 )
 def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
-    product: str, dtype: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+    matmul: str, dtype: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVIDIA's datasheet of the H100 SXM: 1,979 TFLOP/s in fp8 and TOP/s in int8, dense."""
-    monkeypatch.setattr(torch, product, mock.Mock(side_effect=error))
+    monkeypatch.setattr(torch, matmul, mock.Mock(side_effect=error))
     with simulated(H100):
         machine = machine_for(CARD)
         dtypes = measurable_dtypes(CARD)

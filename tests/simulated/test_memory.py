@@ -1,4 +1,4 @@
-"""Memory of a card: graphs, batches up to the limit, fragmented memory, and the rule for room.
+"""Memory of a card: graphs, batches up to the limit, fragmented memory, and the rule for free memory.
 
 By that rule a cell that fits runs, a cell that cannot fit is refused, and a cell between the two is tried.
 """
@@ -48,7 +48,7 @@ def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
 
 
 def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
-    """With two layers of Mistral-7B on an A100 with room for 42 GB, 512 sequences fit, and 1,024 are not tried.
+    """With two layers of Mistral-7B on an A100 with 42 GB free, 512 sequences fit, and 1,024 are not tried.
 
     512 sequences take 35 GB at their peak, and up to 19 GB in pieces. 1,024 take 70 GB.
     """
@@ -59,7 +59,7 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
     run = read_run(out)
     status = run.cells.groupby("batch_size")["status"].first().to_dict()
     assert status == dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "ok")
-    # There may be no room to replay the kernels of the largest batch; the run then reports it.
+    # There may be too little memory to replay the kernels of the largest batch; the run then reports it.
     assert code == (EXIT_INCOMPLETE if run.document.missing else 0)
     for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
         assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)

@@ -20,7 +20,6 @@ from profiler.judge import demand as parts
 from profiler.measure import kernels, sweep
 from profiler.measure.subject import Subject
 
-from . import test_hosts as hosts
 from . import test_memory as memories
 from . import test_scenarios as scenarios
 
@@ -28,8 +27,8 @@ pytestmark = pytest.mark.slow
 
 Planted = contextlib.AbstractContextManager[Any]
 
-fast_host = partial(hosts.test_the_verdict_follows_the_host, "eager", "fast")
-static_cache = partial(hosts.test_the_verdict_follows_the_host, "static", "fast")
+fast_host = partial(scenarios.test_the_verdict_follows_the_host, "eager", "fast")
+static_cache = partial(scenarios.test_the_verdict_follows_the_host, "static", "fast")
 full_card = partial(memories.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused, *memories.FUSED)
 
 
@@ -68,7 +67,7 @@ def timed_warm_up() -> Planted:
 
 
 def first_capture_stream() -> Planted:
-    """All captures go to the stream of the first requested card, as in torch without a stream."""
+    """All captures go to the stream of the first card that was used, as in torch without a stream."""
     streams: list[Any] = []
 
     def first(device: Any) -> Any:
@@ -96,7 +95,7 @@ def swallowed_oom() -> Planted:
 
 
 _SLOTS = property(lambda cell: cell.depth + cell.new_tokens + (16 << 10))
-"""Room for more tokens than a cell needs."""
+"""Slots for more tokens than a cell needs."""
 MUTATIONS = {
     "double-count a replay": (doubled_replay, fast_host),
     "forget the link": (partial(_ceilings, fetch_s=0.0), scenarios.test_a_small_card_spills_to_the_host),

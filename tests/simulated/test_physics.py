@@ -1,4 +1,4 @@
-"""What a GPU has beside its ceilings, planted: short kernels, power that settles, a host that others use, counters."""
+"""What a GPU has besides its ceilings, planted: short kernels, power that settles, a host that others use, counters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_power_limit_has_settled_before_the_ceiling_is_taken() -> None:
 def test_the_probe_reads_the_clock_that_its_matmul_had() -> None:
     """Two readings at full clock, two right after 0.2 s of matmuls, which bring the clock to its capped share.
 
-    A part of the probe's product is a launch, which has no clock: 38 and 42 µs are 2 % apart in cycles.
+    A part of the probe's matmul is a launch, which has no clock: 38 and 42 µs are 2 % apart in cycles.
     """
     with simulated(capped(0.0)):
         machine = machine_for(CARD)
@@ -67,7 +67,7 @@ def test_the_probe_reads_the_clock_that_its_matmul_had() -> None:
 def test_heat_of_its_own_prefills_is_no_drift_of_the_machine(settles_s: float, tmp_path: Path) -> None:
     """A short prefill runs at the full clock or at the capped one, after whatever ran before it.
 
-    If the limit settles in seconds, no ceiling of one second has settled: a cell above it has no sure label.
+    If the limit settles in seconds, no ceiling of one second has settled: the label of a cell above it is not sure.
     """
     scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", batch_sizes=(1, 16))
     run, _ = said(scenario, [capped(settles_s)], tmp_path)

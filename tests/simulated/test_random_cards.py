@@ -8,21 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from .oracle import Phase
 from .scenario import Scenario, held, said
 from .truth import GIB, Truth
+
+pytestmark = pytest.mark.slow
 
 _MODELS = {
     "mistral-7b-v0.1": 4, "qwen3-8b": 3, "llama-3.1-8b": 3, "smollm2-135m": 6, "gemma-2-9b": 2, "phi-3-mini": 3,
     "gpt2": 6, "mixtral-8x7b": 1, "deepseek-v2-lite": 2, "qwen3-30b-a3b": 1, "gpt-oss-20b": 2, "qwen2.5-0.5b": 4,
 }  # fmt: skip
 _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
-"""torch's product by experts accepts no other dtype."""
+"""torch's matmul by experts accepts no other dtype."""
 
 
 def drawn(seed: int) -> tuple[Scenario, Truth]:
     """Return a model on a card.
 
-    The card has 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, and 2.5 to 40 us per launch.
+    The card has 0.2 to 4 TB/s, 40 to 300 FLOPs per byte, an L2 of 4 to 100 MiB, and 2.5 to 40 µs per launch.
     """
     choose = random.Random(seed)
     model, layers = choose.choice(list(_MODELS.items()))
@@ -46,9 +49,40 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
     return Scenario(model, layers, dtype, engine, prompts, batches), truth
 
 
-@pytest.mark.slow
+def right_labels(phase: Phase) -> set[str]:
+    """Return the labels that the log of a card allows: a limit has nearly half of its time, and what has most of it
+    is named."""
+    shares = {
+        "overhead-bound": phase.exposed_overhead_s / phase.latency_s,
+        "memory-bound": (phase.weights_s + phase.kv_s) / phase.device_s,
+        "compute-bound": phase.compute_s / phase.device_s,
+        "slow-kernels": phase.beside_s / phase.device_s,
+    }
+    labels = {label for label, share in shares.items() if share > 0.4}
+    idles = shares.pop("overhead-bound")
+    of_card = max(shares, key=lambda label: shares[label])
+    if idles > 0.6:
+        return {"overhead-bound"}
+    if idles < 0.1 and shares[of_card] > 0.75 and of_card != "slow-kernels" and not phase.hides_small_kernels:
+        return {of_card} | ({"mixed"} if idles > 0 else set())  # of a host that takes as long as its card
+    return labels | {"mixed", "inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("exposed_s", "weights_s", "labels"),
+    [(0.7, 0.25, {"overhead-bound"}), (0.0, 0.9, {"memory-bound"}), (0.05, 0.9, {"memory-bound", "mixed"})],
+)
+def test_a_label_is_right_by_the_seconds_of_its_limit(exposed_s: float, weights_s: float, labels: set[str]) -> None:
+    device_s = 1 - exposed_s
+    step = Phase("eager", "decode", 1, 8, 1.0, device_s, exposed_s, 1, weights_s, 0, 0, 0, device_s - weights_s, 0, 0)
+    assert right_labels(step) == labels
+
+
 @pytest.mark.parametrize("number", range(8))
 def test_a_random_card_obeys_the_rules_of_every_scenario(number: int, tmp_path: Path) -> None:
     scenario, truth = drawn(8 * date.today().toordinal() + number)
     run, _ = said(scenario, [truth], tmp_path)
-    assert list(held(scenario, truth, run, tmp_path)), (scenario, truth)
+    steps = list(held(scenario, truth, run, tmp_path))
+    assert steps, (scenario, truth)
+    wrong = [(row["regime"], phase) for phase, row in steps if row["regime"] not in right_labels(phase)]
+    assert wrong == [], (scenario, truth)

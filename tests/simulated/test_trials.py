@@ -1,4 +1,7 @@
-"""A run on a simulated GPU executes lines of changes on the loaded model, and advises those that save time."""
+"""A run on a simulated GPU executes lines of changes on the loaded model, and advises those that save time.
+
+Default runs end within their budget, in simulated seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from profiler.facts.change_ids import ChangeId
 from profiler.store.folder import Run, read_gathered, read_run
 
 from .scenario import Scenario, command_line
-from .truth import H100, H200, T4, Truth
+from .truth import H100, H200, RTX_4090, T4, Truth
 from .world import simulated
 
 pytestmark = pytest.mark.slow
@@ -35,7 +38,7 @@ def test_a_minute_measures_the_graph_and_says_what_the_line_would_take(tmp_path:
     run = run_on(SLOW_HOST, "bfloat16", tmp_path, budget=20)
     assert STATIC_LINE not in {item.line for item in run.document.advised}
     text = " ".join(run.answer)
-    assert "Measured, not as a line: with one CUDA graph per step" in text
+    assert "Tried, but no line to copy: with one CUDA graph per step" in text
     assert STATIC_LINE in text
     trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
     kept = [trial for trial in trials if trial.change not in (ChangeId.DTYPE, ChangeId.FORMAT)]
@@ -89,3 +92,29 @@ def test_4_bit_weights_on_a_t4_get_no_compiled_step(tmp_path: Path) -> None:
     trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
     static = [trial for trial in trials if trial.line == STATIC_LINE]
     assert {(trial.change, trial.once_s) for trial in static} == {(ChangeId.STATIC_CACHE, 0.0)}
+
+
+_BUDGET_S = 60.0
+_BESIDE = {"ceilings", "overhead", "replays"}
+_OLD = {"roofs": "ceilings", "dispatch": "overhead"}
+
+
+@pytest.mark.parametrize(
+    ("truth", "quant", "rows"),
+    [(T4, "none", 6), (T4, "nf4", 12), (RTX_4090, "none", 12), (H100, "none", 18), (H200, "none", 18)],
+)
+def test_every_row_is_measured_twice_within_the_budget(truth: Truth, quant: str, rows: int, tmp_path: Path) -> None:
+    """The run of `roofscope run MODEL` with all layers, and trials; a row is the prefill or the decode of a cell."""
+    folder = Scenario("mistral-7b-v0.3").folder(tmp_path)
+    with simulated(truth):
+        command_line("run", str(folder), quant=quant, out=tmp_path / "run", fresh=True)
+    run = read_run(tmp_path / "run")
+    assert len(run.measured) == len(run.results) >= rows
+    assert min(row.repetitions or 0 for row in run.measured) >= 2
+    stages = run.document.stage_s.items()
+    parts = {_OLD.get(name, name): seconds for name, seconds in stages if name not in ("starting", "loading")}
+    assert parts.keys() >= _BESIDE
+    assert sum(parts.values()) <= 1.1 * _BUDGET_S
+    assert sum(parts[name] for name in _BESIDE) <= 0.3 * _BUDGET_S
+    trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
+    assert any(trial.line for trial in trials), "it tries changes on the model"

@@ -28,7 +28,7 @@ PROMPT, NEW_TOKENS = 16, 24
 
 @pytest.fixture(autouse=True)
 def _without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use no floor and no repetitions, since a simulated GPU has no noise."""
+    """Use no floor and no repeats, since a simulated GPU has no noise."""
     with_effort(monkeypatch, script_floor=False, script_repeats=1, script_calls=4)
 
 

@@ -81,7 +81,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
-            stack.enter_context(four_bit.requested_anew())
+            stack.enter_context(four_bit.chosen_anew())
         brief = replace(effort.STANDARD, ceiling_s=0.1, shares={**effort.STANDARD.shares, "ceilings": 0.02})
         for name, value in {**ENOUGH, "effort.STANDARD": brief}.items() if hurried else ():
             stack.enter_context(mock.patch(f"profiler.{name}", value))

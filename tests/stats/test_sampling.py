@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from profiler.stats import (
-    TIMED_ONCE,
+    ONE_REPETITION,
     NoiseReport,
     estimate,
     narrow_enough,
@@ -103,8 +103,8 @@ def test_grades() -> None:
     assert drifted.grade == "noisy"
     assert any("drift of 10 %" in reason for reason in drifted.reasons)
     assert graded([list(rng.lognormal(0, 0.8, 8)) for _ in range(2)]).grade == "unusable"
-    assert graded([[1.0]]).reasons == (TIMED_ONCE, "a single sample")
-    assert graded(quiet[:1]).reasons == (TIMED_ONCE,)
+    assert graded([[1.0]]).reasons == (ONE_REPETITION, "a single sample")
+    assert graded(quiet[:1]).reasons == (ONE_REPETITION,)
     assert graded(quiet, foreign_cores=1.0).reasons == ("others kept 1.0 cores busy",)
     assert graded(quiet, throttled=["power cap"]).grade == "noisy"
 

@@ -271,6 +271,18 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     tried(lambda: read_foreign(folder / name))
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [('{"kind": "vis', "is damaged"), ("[]", "is not a JSON object"), ('{"kind": "visit"}', "is not a fact of a run")],
+)
+def test_a_damaged_line_of_samples_is_named(tmp_path: Path, line: str, words: str) -> None:
+    folder = Path(shutil.copytree(OLD, tmp_path / "run"))
+    first, _, *rest = (folder / SAMPLES_FILE).read_text().splitlines()
+    (folder / SAMPLES_FILE).write_text("\n".join([first, line, *rest]))
+    with pytest.raises(RunError, match=rf"samples\.jsonl, line 2 {words}"):
+        judge_folder(folder)
+
+
 def row_of(file: Path, row: dict[str, str]) -> None:
     with file.open("w", newline="") as opened:
         writer = csv.DictWriter(opened, row)
@@ -357,7 +369,7 @@ def judged(folder: Path) -> None:
 def test_at_each_write_of_the_reports(
     tmp_path: Path, small_page: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
-    """An error at any fsync or replacement leaves each file old or new, no draft, and a repetition succeeds."""
+    """An error at any fsync or replacement leaves each file old or new, no draft, and a second attempt succeeds."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
     for name in DERIVED:
         if not (folder / name).exists():

@@ -19,6 +19,12 @@ LINEARS = 3
 IDS = torch.ones(1, 1, dtype=torch.long)
 
 
+@pytest.fixture(autouse=True)
+def units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that multiplies in bfloat16, whatever this one does."""
+    monkeypatch.setattr(weight_changes, "_has_units", lambda _: True)
+
+
 class Decoder(nn.Module):
     """One layer of attention with a cache that grows, and 48 x 32 weights of a table, which autocast leaves alone."""
 
@@ -91,7 +97,7 @@ def decoder(*, frozen: bool) -> nn.Module:
 def test_weights_that_autocast_casts_again_are_tried_cast_once(
     frozen: bool, script: Callable[[nn.Module], None], is_tried: bool
 ) -> None:
-    """By torch's own overhead: each of the three linears' weights is cast in each step, or once for all steps."""
+    """By torch's own calls: each of the three linears' weights is cast in each step, or once for all steps."""
     model = decoder(frozen=frozen)
     with torch.no_grad(), Casts() as casts:
         script(model)

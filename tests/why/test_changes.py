@@ -85,8 +85,8 @@ def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> No
     linears = packed_linears(model)
     assert [each.format for each in linears] == [name] * LINEARS_OF_A_LAYER
     before = [each.module for each in linears]
-    overhead_models = dense_copies(linears, model.dtype, 1e9)
-    with torch.no_grad(), replaced(linears, overhead_models):
+    copies = dense_copies(linears, model.dtype, 1e9)
+    with torch.no_grad(), replaced(linears, copies):
         assert packed_linears(model) == [], "a dense model has none"
         assert model(IDS).logits.isfinite().all()
         assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
@@ -97,11 +97,11 @@ def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> No
 
 
 def test_layers_share_dense_weights_where_memory_is_short() -> None:
-    """With room for half of the float32 weights, four layers share the dense weights of two."""
+    """With memory for half of the float32 weights, four layers share the dense weights of two."""
     linears = packed_linears(with_linears(tiny_llama(num_hidden_layers=4), WordLinear))
     weights = sum(each.module.in_features * each.module.out_features for each in linears)
-    overhead_models = dense_copies(linears, torch.float32, 4 * weights / 2)
-    assert sum(overhead_model.weight.numel() for overhead_model in set(overhead_models)) == weights / 2
+    copies = dense_copies(linears, torch.float32, 4 * weights / 2)
+    assert sum(copy.weight.numel() for copy in set(copies)) == weights / 2
     assert len(set(dense_copies(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
 
 

@@ -1,4 +1,7 @@
-"""What is recorded of a call: its batch, the positions of logits that the script reads, a model in plain PyTorch."""
+"""What is recorded of a call: its batch, the positions of logits that the script reads, a model in plain PyTorch.
+
+What cannot be recorded, and calls that fail, are reported; the script runs as usual.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +24,12 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import ViTConfig, ViTModel
 
 import profiler
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
-from profiler.why_slow import kept_arguments
+from profiler.why_slow import kept_arguments, watched_calls
 from profiler.why_slow.findings import Untried, judge_calls
 from profiler.why_slow.floor import floor_of_calls, subjects_of
 from profiler.why_slow.kept_arguments import KeptArguments
@@ -378,7 +383,7 @@ def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_
 
 
 def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The floor builds an overhead model of the model, whose weights are random."""
+    """The floor builds a narrow copy of the model, whose weights are random."""
     monkeypatch.setattr(
         "profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", 1e9, {"float32": 1e9})
     )
@@ -433,9 +438,9 @@ def test_what_is_shared_or_large_is_not_kept(
     assert kept_bytes(kept) == 0
 
 
+@pytest.mark.usefixtures("no_trials")
 def test_recording_stops_with_a_line_if_memory_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script goes on, none of its later calls is recorded, and the answer says when recording stopped."""
-    with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
     monkeypatch.setattr(kept_arguments, "available_bytes", lambda _: 1e8)
     monkeypatch.setattr(kept_arguments, "total_bytes", lambda _: 1e10)
     model = tiny_llama()
@@ -444,3 +449,90 @@ def test_recording_stops_with_a_line_if_memory_runs_short(monkeypatch: pytest.Mo
     assert watching.found.seen.calls == ()
     assert watching.found.seen.unnoted.count == 3
     assert "100 MB of 10.0 GB" in watching.found.seen.unnoted.reason
+
+
+@pytest.fixture
+def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
+
+
+@pytest.mark.usefixtures("no_trials")
+def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    model = ViTModel(ViTConfig(**sizes, image_size=32, patch_size=16)).eval()
+    with profiler.why() as watching, torch.no_grad():
+        model(torch.ones(1, 3, 32, 32))
+    [call] = watching.found.seen.calls
+    assert call.settings.cache is False
+    assert watching.found.seen.unnoted is None
+
+
+def unreadable(*_: object) -> None:
+    raise KeyError("unforeseen")
+
+
+@pytest.mark.usefixtures("no_trials")
+def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
+    model, of = tiny_llama(), watched_calls.forward_settings
+    reads = iter([of, unreadable, of])
+    monkeypatch.setattr(watched_calls, "forward_settings", lambda *args: next(reads)(*args))
+    with torch.no_grad():
+        logits = model(ONE_PROMPT).logits
+        with profiler.why() as watching:
+            assert all(torch.equal(model(ONE_PROMPT).logits, logits) for _ in range(3))
+    assert len(watching.found.seen.calls) == 2
+    unnoted = watching.found.seen.unnoted
+    assert (unnoted.count, unnoted.reason) == (1, "KeyError: 'unforeseen'")
+
+
+SLEEP_S = 0.3
+
+
+def runs_out(ids: Any, scores: Any) -> Any:
+    """A logits processor that raises at the second token."""
+    if ids.shape[1] > ONE_PROMPT.shape[1]:
+        time.sleep(SLEEP_S)
+        raise RuntimeError("out of memory (pretended)")
+    return scores
+
+
+@pytest.fixture
+def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers of the calls in each computation of a floor."""
+    numbers: list[list[int]] = []
+    with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
+    monkeypatch.setattr(
+        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: numbers.append([call.number for call in calls])
+    )
+    return numbers
+
+
+def test_a_failed_call_counts_with_its_time(floor_calls: list[list[int]]) -> None:
+    model = tiny_llama()
+    with profiler.why() as watching:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model.generate(ONE_PROMPT, max_new_tokens=4, do_sample=False, logits_processor=[runs_out])
+        model.generate(ONE_PROMPT, max_new_tokens=3, do_sample=False)
+    failed, done = watching.found.seen.calls
+    assert (failed.failed, done.failed) == ("RuntimeError: out of memory (pretended)", "")
+    assert failed.seconds >= SLEEP_S
+    assert failed.forwards == 2
+    assert watching.found.seen.calls_s >= failed.seconds + done.seconds - 1e-6
+    assert floor_calls == [[done.number]]
+    assert not any(failed.number in trial.calls for trial in watching.found.tried)
+    assert any("they failed (RuntimeError" in text for text in watching.found.not_tried)
+
+
+def test_an_answer_without_successful_calls(floor_calls: list[list[int]]) -> None:
+    model = tiny_llama()
+
+    def stop(*_: Any) -> Any:
+        raise LookupError
+
+    with profiler.why() as watching:
+        for _ in range(4):
+            with pytest.raises(LookupError):
+                model.generate(ONE_PROMPT, max_new_tokens=4, do_sample=False, stopping_criteria=[stop])
+    assert [call.failed for call in watching.found.seen.calls] == ["LookupError"] * 4
+    assert floor_calls == []

@@ -49,13 +49,13 @@ def draw(runs: Sequence[Run], name: str, width_in: float = MOST_WIDTH_IN) -> Fig
         return PLOTS[name](*runs)
 
 
-def check_gpus(grid: GridCount, name: str, requested: str, add: str) -> None:
+def check_gpus(grid: GridCount, name: str, request: str, add: str) -> None:
     """Raise RequestError for the roofline of a counted grid without a GPU; `kv` needs none.
 
-    `requested` is how the reader requested the picture, and `add` is what adds a GPU there.
+    `request` is what the reader wrote, and `add` is what adds a GPU there.
     """
     if name == "roofline" and not grid.gpus:
-        raise RequestError(f"{requested} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
+        raise RequestError(f"{request} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

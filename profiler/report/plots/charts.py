@@ -31,8 +31,6 @@ from profiler.report.time_breakdown import MOST_BARS_A_PHASE, breakdown_bars, te
 from profiler.store.folder import Run, cells_frame
 from profiler.units import scaled, significant
 
-_TIMES = ["latency_low_s", "latency_s", "latency_high_s"]
-
 
 def throughput(*runs: Run) -> Figure:
     """Return decode tokens/s and the time per step against the batch: a line per depth, or per run at its least depth.
@@ -54,8 +52,8 @@ def throughput(*runs: Run) -> Figure:
         tables.append(decode.assign(line=name if len(runs) > 1 else depths))
     cells = pd.concat(tables)
     figure, (rate, time) = panel_grid(2, 5.5, 4.4, title(runs[0]) if len(runs) == 1 else runs[0].model.id)
-    milliseconds = cells.melt(["line", "batch_size"], _TIMES, value_name="figure")
-    _lines(time, milliseconds.assign(figure=1e3 * milliseconds["figure"]))
+    times = cells.melt(["line", "batch_size"], ["latency_low_s", "latency_s", "latency_high_s"], value_name="figure")
+    _lines(time, times.assign(figure=1e3 * times["figure"]))
     _lines(rate, cells.assign(figure=cells["tokens_per_s"]), legend=True)
     batches = sorted(set(cells["batch_size"]))
     log_axes(rate, batches, "batch", "tokens/s")
@@ -189,7 +187,6 @@ def breakdown_chart(run: Run) -> Figure:
     return figure
 
 
-_TOTAL_COLOR = "#888888"
 # A term below this share of the step is not drawn.
 _WORTH_DRAWING = 0.002
 
@@ -213,7 +210,7 @@ def waterfall(run: Run) -> Figure:
             bar: Any = {"color": TERMS[name].color, "hatch": TERMS[name].hatch}
             axes.bar(position, 1e3 * abs(seconds[name]), bottom=1e3 * min(at_s, at_s + seconds[name]), **bar)
             at_s += seconds[name]
-        axes.bar(len(shown), 1e3 * cell.latency_s, color=_TOTAL_COLOR)
+        axes.bar(len(shown), 1e3 * cell.latency_s, color="#888888")
         names = [*(TERMS[name].name for name in shown), "measured"]
         axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
         axes.set_title(cell.key.name, fontsize=10)

@@ -1,5 +1,4 @@
-"""Ceilings compared with the datasheet, a repetition and a graph of the same work; labels of known kernels; the
-clock."""
+"""Ceilings compared with the datasheet, a second measurement and a graph of the same work; known kernels; the clock."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _GEMV_SIDE = 4096
 def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("streams", _stream_ceiling, least_s=30.0, cuda=False)
     for dtype in measurable_dtypes(bench.device):
-        yield Attempt(f"{dtype} product", partial(_matmul_ceiling, dtype=dtype), cuda=False)
+        yield Attempt(f"{dtype} matmul", partial(_matmul_ceiling, dtype=dtype), cuda=False)
     for name in (READ, "GEMV", "GEMM"):
         yield Attempt(f"{name} in a graph", partial(_in_a_graph, name=name))
     yield Attempt("known kernels", _known_kernels, least_s=40.0, cuda=False)
@@ -79,19 +78,19 @@ def _stream_ceiling(bench: Bench) -> Iterator[Check]:
 def _matmul_ceiling(bench: Bench, dtype: str) -> Iterator[Check]:
     first = bench.once(first_ceilings).compute.get(dtype)
     if first is None:
-        raise NotRunError(f"this card and torch have no {dtype} product")
+        raise NotRunError(f"this card and torch have no {dtype} matmul")
     second, clocks = _ceiling_with_clocks(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
-    yield _twice(bench, f"{dtype} product", first, second, clocks)
+    yield _twice(bench, f"{dtype} matmul", first, second, clocks)
     sheet = bench.machine.info.datasheet
     if sheet is None:
         return
     if peak := sheet.peak_flops_per_s(dtype):
         # Peaks are stated at the rated clock, above which cards boost.
         share = first.per_s / peak / max(1.0, (first.clock_hz or 0.0) / sheet.rated_clock_hz)
-        yield Check(f"{dtype} product / datasheet", 0.3 < share < 1.02, share, "0.3 .. 1.02")
+        yield Check(f"{dtype} matmul / datasheet", 0.3 < share < 1.02, share, "0.3 .. 1.02")
     if sheet.sustained_flops_per_s and sheet.sustained_dtype == dtype:
         share = first.per_s / sheet.sustained_flops_per_s
-        yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
+        yield Check(f"{dtype} matmul / a healthy card's", share > 0.9, share, "> 0.9")
 
 
 def _ceiling_with_clocks(bench: Bench, probe: Callable[[], Ceiling]) -> tuple[Ceiling, dict[str, float | None]]:

@@ -29,7 +29,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
         model=bench.small, new_tokens=16, weights="random", device=str(bench.device), out=bench.folder / "doubling",
         budget_s=budget_s,
     )  # fmt: skip
-    room = bench.machine.available_bytes()
+    free_bytes = bench.machine.available_bytes()
     with bench.watched("doubling"):
         run = execute(prepare_batch_test(options, "decode", 512 if bench.cuda else 16), QuietListener())
     cells = run.cells[(run.cells["status"] == "ok") & (run.cells["phase"] == "prefill")].sort_values("batch_size")
@@ -44,13 +44,13 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     [decode] = series
     following = peaks[largest] + 2 * (peaks[largest] - peaks.get(largest // 2, 0.0))
     limits = {
-        "memory": following > 0.8 * room,
+        "memory": following > 0.8 * free_bytes,
         "the knee": decode.knee_predicted is not None and 2 * largest > 2 * decode.knee_predicted,
         "a budget": run.document.grid.larger is not None and run.document.grid.larger.budget_s is not None,
         "the most sequences": 2 * largest > ranges.MOST_SEQUENCES,
         "a cell that did not end": not set(run.cells["status"]) <= {"ok"},
     }
-    value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
+    value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "free": free_bytes, **limits}
     yield bench.on_a_card("doubling ends at a limit", any(limits.values()), value, f"one of {', '.join(limits)}")
 
 

@@ -136,7 +136,7 @@ def _plain_run(bench: Bench, **options: Any) -> Iterator[Check]:
 
 
 def _experts(bench: Bench) -> Iterator[Check]:
-    """If torch's product by experts reads its offsets from the card, captures of such a step fail."""
+    """If torch's matmul by experts reads its offsets from the card, captures of such a step fail."""
     folder = bench.made_model("mixtral-8x7b", "small-mixtral", "MixtralForCausalLM", **_MIXTRAL)
     run = _short_run(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
     yield _cells_end("a Mixtral of four layers", run)

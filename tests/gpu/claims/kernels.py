@@ -135,8 +135,8 @@ def known_kernels(at: Buffers) -> Iterator[Kernel]:
     tiny_matmul, square_flops = partial(F.linear, tiny, tiny), 2.0 * len(left) ** 3
     wide = torch.randn(2 * len(left), len(left), device=device)
     nbytes = 4.0 * (left.numel() + wide.numel() + len(left) * len(wide))
-    product = Part(2 * square_flops, nbytes, partial(F.linear, left, wide), tiny_matmul)
-    yield Kernel("a large matmul", "compute-bound", (product,))
+    matmul = Part(2 * square_flops, nbytes, partial(F.linear, left, wide), tiny_matmul)
+    yield Kernel("a large matmul", "compute-bound", (matmul,))
     stream = Part(0.0, at.data.nbytes, at.data.sum, at.one.sum)
     yield Kernel("a stream past every cache", "memory-bound", (stream,))
 
@@ -145,9 +145,9 @@ def known_kernels(at: Buffers) -> Iterator[Kernel]:
     stream_bytes = 1.1 * square_flops / compute_per_s * memory_per_s
     times = math.ceil(stream_bytes / at.data.nbytes)
     data = at.data[: int(stream_bytes / times / 4)]
-    product = Part(square_flops, 12.0 * left.numel(), partial(F.linear, left, at.right), tiny_matmul)
+    matmul = Part(square_flops, 12.0 * left.numel(), partial(F.linear, left, at.right), tiny_matmul)
     stream = Part(0.0, times * data.nbytes, in_order(data.sum, times=times), in_order(at.one.sum, times=times))
-    yield Kernel("a matmul and a stream, nearly equally long", "mixed", (product, stream))
+    yield Kernel("a matmul and a stream, nearly equally long", "mixed", (matmul, stream))
 
     addition = partial(at.one.add_, 1)
     chain = in_order(addition, times=CHAIN)
@@ -159,18 +159,18 @@ def known_kernels(at: Buffers) -> Iterator[Kernel]:
     multiply = in_order(partial(F.linear, short, short_right), times=4)
     addition_s = min(time_calls(chain, at.machine.clock, 5)) / CHAIN
     own_work = in_order(addition, times=math.ceil(6 * at.seconds(multiply) / addition_s))
-    product = Part(8.0 * len(short) ** 3, 48.0 * short.numel(), multiply, in_order(tiny_matmul, times=4))
-    yield Kernel("short matmuls and a host's own work", "overhead-bound", (product,), own_work)
+    matmul = Part(8.0 * len(short) ** 3, 48.0 * short.numel(), multiply, in_order(tiny_matmul, times=4))
+    yield Kernel("short matmuls and a host's own work", "overhead-bound", (matmul,), own_work)
 
     # It reads its weights once per row, where once in total is enough.
     by_row = in_order(*(partial(F.linear, row, at.weights[0]) for row in at.rows))
     narrow = in_order(partial(F.linear, tiny[0], tiny), times=_ROWS)
-    product = Part(2.0 * _ROWS * width**2, 4.0 * width**2, by_row, narrow)
-    yield Kernel("a matmul of 16 rows, row by row", f"slow-kernels, {TERM_NAMES['kernel_s']}", (product,))
+    matmul = Part(2.0 * _ROWS * width**2, 4.0 * width**2, by_row, narrow)
+    yield Kernel("a matmul of 16 rows, row by row", f"slow-kernels, {TERM_NAMES['kernel_s']}", (matmul,))
 
     packed = torch.randint(-127, 128, (width, width), device=device, dtype=torch.int8)
     scales, few = torch.rand(width, 1, device=device), packed[:8, :8].contiguous()
-    product = Part(
+    matmul = Part(
         2.0 * width**2,
         packed.nbytes + 4.0 * width,
         lambda: F.linear(at.rows[:1], packed.float().mul_(scales)),
@@ -178,11 +178,11 @@ def known_kernels(at: Buffers) -> Iterator[Kernel]:
         lambda: packed.float().mul_(scales),
     )
     label = f"slow-kernels, {TERM_NAMES['dequantise_s']}"
-    yield Kernel("a matmul of int8 weights, unpacked before it", label, (product,))
+    yield Kernel("a matmul of int8 weights, unpacked before it", label, (matmul,))
 
     weights = at.data[: _WIDTH**2].view(_WIDTH, _WIDTH)
-    product = Part(2.0 * _WIDTH**2, weights.nbytes, partial(F.linear, at.rows[:1, :_WIDTH], weights), tiny_matmul)
-    yield Kernel("weights from the disk, and a matmul of one row", "link-bound", (product,), fetch=at.fetch)
+    matmul = Part(2.0 * _WIDTH**2, weights.nbytes, partial(F.linear, at.rows[:1, :_WIDTH], weights), tiny_matmul)
+    yield Kernel("weights from the disk, and a matmul of one row", "link-bound", (matmul,), fetch=at.fetch)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def judge(
         for part, call_s, convert_s in zip(kernel.parts, of_parts[::3], of_parts[2::3], strict=True)
     ]  # fmt: skip
     overhead = Overhead(overhead_model_s, min(sum(of_parts[1::3]), overhead_model_s))
-    step_ceilings = StepCeilings(memory_per_s, overhead, machine.info.hides_overhead, fetch_s=fetch_s)
+    step_ceilings = StepCeilings(memory_per_s, overhead, machine.is_cuda, fetch_s=fetch_s)
     split = break_down(whole_s, demands, 0.0, step_ceilings)
     key = CellKey("decode", Cell(1, 1, 1))
     work = [OperatorWork("", "other", 1, "float32", part.flops, part.nbytes, 0.0, 0.0) for part in kernel.parts]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from profiler.counting.walk import walk
-from profiler.device.clock import time_in_turn, waited_s
+from profiler.device.clock import time_apart, waited_s
 from profiler.device.machine import recorded
 from profiler.device.telemetry import Watch
 from profiler.loading.config import load_config
@@ -85,7 +85,7 @@ def _prefill(bench: Bench) -> Iterator[Check]:
 
         first_s = waited_s(step, bench.machine.clock.synchronize)
         with Watch(bench.machine.source, interval_s=0.1) as watch:
-            [seconds] = time_in_turn([step], bench.machine.clock, _REPEATS[bench.cuda], drop_first=True)
+            _, *seconds = time_apart(step, bench.machine.clock, 1 + _REPEATS[bench.cuda])
         times_s = _kernel_times(bench, step)
         matmuls_s = sum(second for key, second in times_s.items() if "mm" in key or key.endswith("linear"))
         attention_s = sum(second for key, second in times_s.items() if "attention" in key)

@@ -78,10 +78,10 @@ def _own_workspace(bench: Bench) -> Iterator[Check]:
     """
     shape = {"dtype": bench.dtype, "device": bench.device}
     left, right = torch.ones(16, 1 << 16, **shape) / 256, torch.ones(1 << 16, 16, **shape) / 256
-    product = torch.empty(16, 16, **shape)
+    result = torch.empty(16, 16, **shape)
 
     def multiply() -> None:
-        product.copy_(left @ right)
+        result.copy_(left @ right)
 
     with bench.machine.on_side_stream():
         multiply()
@@ -91,7 +91,7 @@ def _own_workspace(bench: Bench) -> Iterator[Check]:
     del second
     free()
     other = torch.full((_LEFT_BYTES,), 1, dtype=torch.uint8, device=bench.device)
-    product.zero_()
+    result.zero_()
     first()
-    wrong = {"products": int((product != 1).sum()), "bytes of another tensor": int((other != 1).sum())}
+    wrong = {"results": int((result != 1).sum()), "bytes of another tensor": int((other != 1).sum())}
     yield Check("a graph replays after the end of another one", not any(wrong.values()), wrong, "0 wrong")

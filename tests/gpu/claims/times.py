@@ -17,8 +17,7 @@ from profiler.forecast.command import forecast_run
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import RepetitionContext as RepetitionBench
-from profiler.measure.sweep import repetition, warm_up
+from profiler.measure.sweep import RepetitionContext, repetition, warm_up
 from profiler.store.folder import Run
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, within
@@ -32,13 +31,13 @@ _FRESH_PROMPT = 160
 def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("ours / a plain loop", _plain_loop, cuda=False)
     yield Attempt("a shape twice in a row", _new_shape)
-    yield Attempt("the split of the main run", _split, least_s=60.0, cuda=False)
+    yield Attempt("the time breakdown of the main run", _breakdown, least_s=60.0, cuda=False)
     yield Attempt("forecasts grow with the batch", _forecasts, least_s=60.0, cuda=False)
 
 
-def _eager(bench: Bench) -> tuple[Any, EagerEngine, RepetitionBench]:
+def _eager(bench: Bench) -> tuple[Any, EagerEngine, RepetitionContext]:
     model = bench.load(bench.small)
-    return model, EagerEngine(model, bench.machine), RepetitionBench(bench.machine, Prompts(model.config.vocab_size))
+    return model, EagerEngine(model, bench.machine), RepetitionContext(bench.machine, Prompts(model.config.vocab_size))
 
 
 def _plain_loop(bench: Bench) -> Iterator[Check]:
@@ -94,7 +93,7 @@ def _new_shape(bench: Bench) -> Iterator[Check]:
     yield within("a repetition of a new shape: first / second", first_s / second_s, 0.05)
 
 
-def _split(bench: Bench) -> Iterator[Check]:
+def _breakdown(bench: Bench) -> Iterator[Check]:
     run = bench.once(main_run)
     cells = run.cells[run.cells["status"] == "ok"]
     yield _unexplained(bench, run)

@@ -51,9 +51,9 @@ struct Work {
   Name name;
   std::vector<Region> reads, writes;
   double flops;
-  Name dtype;     // of a product's operands
+  Name dtype;     // of a matmul's operands
   double link_s;  // over a link, for a copy from elsewhere
-  std::optional<Region> workspace = std::nullopt;  // cuBLAS's, written if the product is split
+  std::optional<Region> workspace = std::nullopt;  // cuBLAS's, written if the matmul is split
 };
 
 // What lowers the clock: so many busy seconds for good, or so many seconds of arithmetic, which draw all the power that
