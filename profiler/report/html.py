@@ -100,7 +100,7 @@ _LEFT_OUT = re.compile(
 # Names of the pictures' colours in style.css, which has a light and a dark variant of each.
 _VARIABLES = {
     **{term.color.lower(): f"var(--{term.page_color})" for term in TERMS.values()},
-    **dict.fromkeys(("#000000", "#222222", "#333333"), "var(--ink)"),
+    **dict.fromkeys(("#000000", "#222222", "#333333", "#424242"), "var(--ink)"),
     "#ffffff": "var(--paper)",
     "#e3e3e3": "var(--grid)",
     "#cccccc": "var(--line)",

@@ -1,4 +1,4 @@
-"""Sides of a comparison, made by hand: times, splits and witnesses whose truth is known."""
+"""Sides of a comparison, made by hand: times, time breakdowns and drift probes whose truth is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profiler.judge.breakdown import TERMS
 SETTINGS = {"model": "m", "device": "card", "precision": "bfloat16", "threads": "2", "transformers": "5.22.0"}
 
 
-def requested(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> MatchKey:
+def key_of(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> MatchKey:
     return MatchKey(phase, batch_size, prompt_len, 0, engine, ())
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sides import drift_probe, requested, side, timed
+from sides import drift_probe, key_of, side, timed
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
@@ -24,12 +24,12 @@ OTHER_MACHINE = ROOT / "runs" / "reference" / "smollm2-135m-epyc"
 
 
 def before() -> Side:
-    return side({requested(): timed(0.010, weights_s=0.006, overhead_s=0.003)})
+    return side({key_of(): timed(0.010, weights_s=0.006, overhead_s=0.003)})
 
 
 def test_a_slower_host_is_reported_with_its_interval_and_its_term() -> None:
     """Overhead 3.0 -> 3.7 ms of 10 ms: 7 % (+- hypot(0.5, 0.5) %) slower, 0.7 ms of 0.7 ms."""
-    after = side({requested(): timed(0.0107, weights_s=0.006, overhead_s=0.0037)})
+    after = side({key_of(): timed(0.0107, weights_s=0.006, overhead_s=0.0037)})
     [change] = compare_sides(before(), after).changes
     assert (change.verdict, change.moved) == ("slower", "overhead_s")
     assert change.change == pytest.approx(0.07)
@@ -40,7 +40,7 @@ def test_a_slower_host_is_reported_with_its_interval_and_its_term() -> None:
 
 def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
     """0.7 ms slower, of which weights gained 10 µs: the unexplained rest is not attributed to them."""
-    after = side({requested(): timed(0.0107, weights_s=0.00601, overhead_s=0.003)})
+    after = side({key_of(): timed(0.0107, weights_s=0.00601, overhead_s=0.003)})
     spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
     [change] = compare_sides(before(), replace(after, cells=spread)).changes
     assert (change.verdict, change.moved) == ("slower", None)
@@ -50,11 +50,11 @@ def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
 @pytest.mark.parametrize(
     ("after", "says"),
     [
-        (side({requested(): timed(0.011)}, name="b"), "`roofscope judge b`"),
-        (side({requested(): timed(0.009)}, name="b"), "keep the change; `roofscope judge b`"),
-        (side({requested(): timed(0.009)}, name="b.json", tool="x"), "keep the change; `roofscope place b.json"),
-        (side({requested(): timed(0.01, 0.06)}), "measure both again with a larger --budget"),
-        (side({requested(): timed(0.01)}, settings={"model": "n"}), "measure both with the same model"),
+        (side({key_of(): timed(0.011)}, name="b"), "`roofscope judge b`"),
+        (side({key_of(): timed(0.009)}, name="b"), "keep the change; `roofscope judge b`"),
+        (side({key_of(): timed(0.009)}, name="b.json", tool="x"), "keep the change; `roofscope place b.json"),
+        (side({key_of(): timed(0.01, 0.06)}), "measure both again with a larger --budget"),
+        (side({key_of(): timed(0.01)}, settings={"model": "n"}), "measure both with the same model"),
     ],
 )
 def test_the_next_step_follows_from_the_verdicts(after: Side, says: str) -> None:
@@ -74,7 +74,7 @@ def test_the_next_step_follows_from_the_verdicts(after: Side, says: str) -> None
 def test_a_claim_needs_a_clear_interval_two_repetitions_and_a_quiet_machine(
     first: CellTime, later: CellTime, verdict: str, because: str
 ) -> None:
-    [change] = compare_sides(side({requested(): first}), side({requested(): later})).changes
+    [change] = compare_sides(side({key_of(): first}), side({key_of(): later})).changes
     assert (change.verdict, change.because) == (verdict, because)
     assert change.moved is None or change.is_claim
 
@@ -82,7 +82,7 @@ def test_a_claim_needs_a_clear_interval_two_repetitions_and_a_quiet_machine(
 def test_the_machine_is_divided_out() -> None:
     """If memory and cores of a CPU are both 4 % slower, a step that took 4 % longer did not change."""
     after = side(
-        {requested(): timed(0.0104, weights_s=0.00624, overhead_s=0.00312)}, drift_probe=drift_probe(1.04, 1.04, at=1.0)
+        {key_of(): timed(0.0104, weights_s=0.00624, overhead_s=0.00312)}, drift_probe=drift_probe(1.04, 1.04, at=1.0)
     )
     comparison = compare_sides(before(), after)
     [change] = comparison.changes
@@ -92,10 +92,10 @@ def test_the_machine_is_divided_out() -> None:
     assert change.verdict == "same"
 
 
-def test_a_sentinel_that_wavers_or_contradicts_the_ceilings_divides_nothing() -> None:
+def test_a_drift_probe_that_wavers_or_contradicts_the_ceilings_divides_nothing() -> None:
     wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), {"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)}
     for doubtful in (wavering, replace(drift_probe(1.04, 1.04, at=1.0), ceilings=risen)):
-        after = side({requested(): timed(0.0104)}, drift_probe=doubtful)
+        after = side({key_of(): timed(0.0104)}, drift_probe=doubtful)
         assert compare_sides(before(), after).changes[0].machine == 0
 
 
@@ -104,9 +104,9 @@ def test_a_sentinel_that_wavers_or_contradicts_the_ceilings_divides_nothing() ->
 def test_a_setting_that_halves_the_ceilings_is_no_drift(setting: str, spread: float) -> None:
     """A setting lowered the ceilings: nothing is divided out and compute has moved, for any spread of the drift
     probe."""
-    first = side({requested(phase="prefill"): timed(0.010, compute_s=0.009)}, settings={setting: "2"})
+    first = side({key_of(phase="prefill"): timed(0.010, compute_s=0.009)}, settings={setting: "2"})
     halved = side(
-        {requested(phase="prefill"): timed(0.019, compute_s=0.018)},
+        {key_of(phase="prefill"): timed(0.019, compute_s=0.018)},
         settings={setting: "1"},
         drift_probe=drift_probe(1.0, 2.0, spread=spread, at=1.0),
     )
@@ -121,9 +121,9 @@ def test_a_setting_that_halves_the_ceilings_is_no_drift(setting: str, spread: fl
 
 def test_a_ceiling_that_was_measured_otherwise_moves_no_term() -> None:
     """The same step under a memory ceiling that was measured 20 % higher: weights seem to need less, kernels more."""
-    first = side({requested(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
+    first = side({key_of(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
     after = side(
-        {requested(): timed(0.0107, weights_s=0.005, kernel_s=0.002, overhead_s=0.0007)},
+        {key_of(): timed(0.0107, weights_s=0.005, kernel_s=0.002, overhead_s=0.0007)},
         drift_probe=replace(drift_probe(at=1.0), ceilings={"memory": (120e9, 0.01), "compute": (1e12, 0.01)}),
     )
     [change] = compare_sides(first, after).changes
@@ -160,7 +160,7 @@ def test_clocks_of_one_card_may_differ_a_little() -> None:
 
 
 def test_another_card_gets_no_verdict() -> None:
-    comparison = compare_sides(before(), side({requested(): timed(0.02)}, settings={"device": "another card"}))
+    comparison = compare_sides(before(), side({key_of(): timed(0.02)}, settings={"device": "another card"}))
     assert not comparison.comparable
     assert [item.verdict for item in comparison.changes] == ["inconclusive"]
     with pytest.raises(RequestError, match=r"not comparable: device .* -> AMD EPYC.* --anyway"):
@@ -181,12 +181,12 @@ def test_two_real_runs_of_the_same_are_the_same() -> None:
 
 
 def test_runs_of_one_engine_each_are_compared_cell_by_cell() -> None:
-    first = side({requested(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
-    second = side({requested(engine="static"): timed(0.008)}, settings={"engine": "static"})
+    first = side({key_of(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
+    second = side({key_of(engine="static"): timed(0.008)}, settings={"engine": "static"})
     comparison = compare_sides(first, second)
     assert [item.verdict for item in comparison.changes] == ["faster"]
     assert [item.words for item in comparison.differences] == ["engine eager -> static"]
-    both = side({requested(engine=name): timed(0.010) for name in ("eager", "static")})
+    both = side({key_of(engine=name): timed(0.010) for name in ("eager", "static")})
     assert [item.engine for item in compare_sides(first, both).changes] == ["eager"]
 
 
@@ -194,7 +194,7 @@ def test_a_cached_prefix_counts_to_the_depth() -> None:
     """Prompts of 64 tokens after 448 cached ones decode at a depth of 512, as the cell of another tool does."""
     cached = {phase: MatchKey(phase, 1, 64, 448, "vllm", ()) for phase in PHASES}
     assert [key.name for key in cached.values()] == ["prefill 1 x 512, 448 cached (vllm)", "decode 1 x 512 (vllm)"]
-    theirs = {requested(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
+    theirs = {key_of(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
     found = compare_sides(side({cached["decode"]: timed(512e-5)}), side(theirs, tool="llama-bench"))
     assert [(item.after.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
 

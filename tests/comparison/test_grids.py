@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-from sides import requested, side, timed
+from sides import key_of, side, timed
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
@@ -16,7 +12,6 @@ from profiler.comparison.side import Side
 from profiler.comparison.text import comparison_sentences, measuring
 from profiler.report.blocks import Lines
 
-REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
 LARGE = " --prompt-lens 64,256 --batch-sizes 1 --new-tokens 32"
 SMALL = " --prompt-lens 64 --batch-sizes 1 --new-tokens 8"
 
@@ -24,7 +19,7 @@ SMALL = " --prompt-lens 64 --batch-sizes 1 --new-tokens 8"
 def measured(grid: str, *lengths: int, settings: str = "") -> Side:
     """A default run, whose command names its `grid`, and its decodes after `lengths` prompt tokens."""
     command = f"roofscope run m{grid} --dtype float32 --device cpu --budget 60{settings}"
-    return side({requested(prompt_len=length): timed(0.01) for length in lengths}, command=command)
+    return side({key_of(prompt_len=length): timed(0.01) for length in lengths}, command=command)
 
 
 def repeated(grid: str, settings: str = "") -> str:
@@ -48,7 +43,7 @@ def repeated(grid: str, settings: str = "") -> str:
         # A cell of the same grid that had no number.
         (measured(LARGE, 64, 256), measured(LARGE, 64), "1 cell is only in the first."),
         # Another tool's file has no command.
-        (measured(LARGE, 64, 256), side({requested(prompt_len=64): timed(0.01)}), "1 cell is only in the first."),
+        (measured(LARGE, 64, 256), side({key_of(prompt_len=64): timed(0.01)}), "1 cell is only in the first."),
     ],
 )
 def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side, after: Side, said: str) -> None:
@@ -66,7 +61,7 @@ def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side,
     [
         " --context-lens 4096 --batch-sizes 1,16 --new-tokens 32",
         " --prompts 'my prompts.txt' --prompt-lens 2,5 --batch-sizes 1 --new-tokens 8",
-        """ --prompts 'what'"'"'s requested.txt' --prompt-lens 2 --batch-sizes 1 --new-tokens 8""",
+        """ --prompts 'what'"'"'s new.txt' --prompt-lens 2 --batch-sizes 1 --new-tokens 8""",
         " --prompt-lens ragged:32..512 --batch-sizes 4 --new-tokens 16",
     ],
 )
@@ -74,16 +69,3 @@ def test_every_grid_can_be_taken_over_and_left(grid: str) -> None:
     other = measured(LARGE, 64)
     assert measuring("second", other, measured(grid)) == f"; to measure the second on the other grid: {repeated(grid)}"
     assert measuring("first", measured(grid), other) == f"; to measure the first on the other grid: {repeated(LARGE)}"
-
-
-def test_runs_without_a_common_cell_say_what_measures_one(roofscope: Callable[..., Any]) -> None:
-    """The first has prompts of 16 and 128 at batches 1 and 4, the second of 64 and 512 at 1 and 8."""
-    first, second = (str(REFERENCE / f"smollm2-135m-xeon{name}") for name in ("", "-float32"))
-    for command in ("compare", "gate"):
-        found = roofscope(command, first, second)
-        assert found.code == 2
-        assert (
-            "in common: the first has 8, the second 8, such as prefill 1 x 16 and prefill 1 x 64; to measure the"
-            " second on the other grid: `roofscope run smollm2-135m --dtype float32 --quant none --weights random"
-            " --engine eager --device cpu --prompt-lens 16,128 --batch-sizes 1,4 --new-tokens 32`."
-        ) in found.err

@@ -16,6 +16,7 @@ from simulated import four_bit
 from small_models import small_model
 from torch import nn
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.operators import Experts, Linear
 from profiler.counting.walk import walk
@@ -24,7 +25,7 @@ from profiler.facts.step import Step, StoredWeight
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.source import resolve
+from profiler.loading.source import load_preset, resolve
 from profiler.quant.bitsandbytes import dense_rows
 from profiler.quant.registry import QuantOptions
 from profiler.quant.storage import conversion_calls, stored
@@ -38,19 +39,19 @@ pytestmark = pytest.mark.cpu
 def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool
 ) -> None:
-    """Weights take 4 bits, and a matrix 16 codes. A block of 64 has a float32 absmax, or an unnested bfloat16 one."""
+    """Two layers of SmolLM2: weights take 4 bits, and a matrix 16 codes. A block of 64 has a float32 absmax, or an
+    unnested bfloat16 one."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
-    model = on_meta("smollm2-135m", quant="nf4", options=QuantOptions(double=double), device=CPU)
-    weights = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
-    matrices, norms = 30 * 7, 61 * 576 * 2
+    config = {**load_preset("smollm2-135m").config, "num_hidden_layers": 2}
+    model = on_meta(config, quant="nf4", options=QuantOptions(double=double), device=CPU)
+    weights = 2 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
+    matrices, norms = 2 * 7, 5 * 576 * 2
     expected = weights // 2 + weights // 64 * (2 if fused else 4) + matrices * 16 * 4 + 49152 * 576 * 2 + norms
     expected += matrices * 4 if double else 0  # the float32 offset of the second level remains
     assert walk(model).work(Step(1, 1, 8)).weight_bytes == expected
-    if not double:
-        assert expected == (113_108_736 if fused else 116_426_496)
     here, on_a_card, anywhere = (
         each.model.layers[0].mlp.up_proj
-        for each in (model, *(on_meta("smollm2-135m", quant="nf4", device=to) for to in (torch.device("cuda"), None)))
+        for each in (model, *(on_meta(config, quant="nf4", device=to) for to in (torch.device("cuda"), None)))
     )
     assert stored(here).dense_from_rows == (None if fused else 1)
     assert not on_a_card.support_avx512bf16_for_cpu, "the kernel of this CPU does not apply to a card"
@@ -176,25 +177,35 @@ def test_dense_weights_of_a_packed_checkpoint() -> None:
     assert [stored(part).bits_per_weight // 1 for part in (chosen.mlp.up_proj, chosen.mlp.down_proj)] == [4, 8]
 
 
-def test_experts_of_a_packed_checkpoint_are_packed() -> None:
-    """Mixtral's 8 experts of 4096 x 14336 in AWQ: 4 bits, and per group of 128 a float16 scale and a 4-bit zero."""
-    counted = walk(planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"]))
-    assert (counted.params, counted.coverage) == (46_702_792_704, 1.0)
-    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
-    assert experts.expert_bytes == 3 * 4096 * 14336 * (4 + (16 + 4) / 128) / 8
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["gate"]}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("card", "quantization", "params", "expert_bytes"),
+    [
+        # 4 bits, and per group of 128 a float16 scale and a 4-bit zero.
+        ("mixtral-8x7b", AWQ, 46_702_792_704, 3 * 4096 * 14336 * (4 + (16 + 4) / 128) / 8),
+        # 4.25 bits, and biases in 16 (gpt-oss model card, arXiv:2508.10925, table 1).
+        ("gpt-oss-20b", {"quant_method": "mxfp4"}, 20_914_757_184, 3 * 2880 * 2880 * 4.25 / 8 + 2 * (5760 + 2880)),
+        # Qwen/Qwen3-30B-A3B-FP8: 8 bits, and a float32 per block of 128 x 128.
+        ("qwen3-30b-a3b", FP8, 30_532_122_624, 3 * 2048 * 768 + 4 * (16 * 12 + 6 * 16)),
+    ],
+    ids=["awq", "mxfp4", "fp8"],
+)
+def test_packed_experts_have_their_published_bytes_and_the_flops_of_dense_ones(
+    card: str, quantization: dict[str, Any], params: int, expert_bytes: float
+) -> None:
+    packed, dense = walk(planned(card, **quantization)), counted_model(resolve(card)).work
+    assert (packed.params, packed.coverage) == (params, 1.0)
+    assert packed.work(Step(1, 1, 512)).model_flops == dense.work(Step(1, 1, 512)).model_flops
+    [experts] = packed.of_kind(Experts)
+    assert experts.expert_bytes == expert_bytes
 
 
 def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
-    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1), at 4.25 bits per expert weight."""
-    module = planned("gpt-oss-20b", quant_method="mxfp4")
-    assert stored_bytes(module) / 2**30 == pytest.approx(12.8, abs=0.05)
-    counted = walk(module)
-    assert (counted.params, counted.coverage) == (20_914_757_184, 1.0)
-    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
-    assert experts.matrices == ((2880, 5760), (2880, 2880))
-    weights = sum(ins * outs for ins, outs in experts.matrices)
-    biases = 2 * (5760 + 2880)
-    assert (experts.expert_bytes - biases) * 8 / weights == 4.25
+    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1)."""
+    assert stored_bytes(planned("gpt-oss-20b", quant_method="mxfp4")) / 2**30 == pytest.approx(12.8, abs=0.05)
 
 
 def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
@@ -212,18 +223,6 @@ def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
     assert (counted.params, counted.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
     found, step = (work.work(Step(1, 1, 512)) for work in (counted, expected))
     assert (found.model_bytes, found.model_flops) == (step.model_bytes, step.model_flops)
-
-
-def test_fp8_experts_multiply_weights_and_not_scales() -> None:
-    """Qwen/Qwen3-30B-A3B-FP8 has the FLOPs and parameters of bf16, with 8 bits and a float32 per block of 128 x 128."""
-    fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
-    dense = walked("qwen3-30b-a3b")
-    step = Step(1, 1, 512)
-    assert (fp8.params, fp8.coverage) == (dense.params, 1.0) == (30_532_122_624, 1.0)
-    assert fp8.work(step).model_flops == dense.work(step).model_flops
-    [experts] = [op for op in fp8.operators if isinstance(op, Experts)]
-    assert experts.matrices == ((2048, 1536), (768, 2048))
-    assert experts.expert_bytes == (2048 * 1536 + 768 * 2048) + 4 * (16 * 12 + 6 * 16)
 
 
 def test_packed_gguf_blocks() -> None:

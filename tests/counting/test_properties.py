@@ -94,7 +94,11 @@ PATHS = (
     ExecutionPath(attention="eager", all_logits=True),
     ExecutionPath(cache="static", static_cache_len=40_000),
 )
-work_of = cache(walked)
+
+
+@cache
+def work_of(name: str) -> ModelWork:
+    return counted_model(resolve(name)).work
 
 
 steps = st.builds(Step, st.integers(1, 64), st.integers(1, 512), st.integers(0, 8192))

@@ -8,21 +8,17 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-import transformers
 from machines import CPU, HOST
-from packaging.version import Version
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from profiler.device import device, memory
+from profiler.device import clock, device, memory
 from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-from profiler.loading.cache_argument import argument_name, cache_of, without_cache
-from profiler.why_slow.watched_calls import context_len, forward_settings
 
 MIB = 1 << 20
 
@@ -65,7 +61,7 @@ CPU revision\t: 1
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "told"),
+    ("cpuinfo", "known"),
     [
         (X86, ("AuthenticAMD, family 25, model 17", "1", "avx2 avx512_bf16 avx512f fma")),
         (ARM, ("implementer 0x41, variant 0x1, part 0xd40", "1", "asimd bf16 i8mm sve")),
@@ -73,11 +69,11 @@ CPU revision\t: 1
     ],
 )
 def test_a_processor_is_identified_by_more_than_its_name(
-    cpuinfo: str, told: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str, known: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
-    assert device.processor() == dict(zip(("processor", "stepping", "vector_instructions"), told, strict=True))
+    assert device.processor() == dict(zip(("processor", "stepping", "vector_instructions"), known, strict=True))
 
 
 # Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
@@ -146,21 +142,19 @@ def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch:
     assert HOST.available_bytes() > 1 << 26
 
 
-RENAMED = Version(transformers.__version__) >= Version("5.24")
+@pytest.mark.parametrize(("wall_s", "core_s"), [(5.0, 2.0), (2.0, 2.25)], ids=["others had the core", "a coarse tick"])
+def test_own_time_is_that_on_a_core_and_no_longer_than_the_clocks(
+    wall_s: float, core_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now_s", Mock(side_effect=[10.0, 10.0 + wall_s]))
+    monkeypatch.setattr(clock, "thread_time", Mock(side_effect=[1.0, 1.0 + core_s]))
+    assert clock.OwnTime().core_seconds() == 2.0
+
+
 LLAMA = LlamaConfig(
     hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
     vocab_size=32,
 )  # fmt: skip
-MAMBA = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=32, state_size=4)
-
-
-@pytest.mark.parametrize(("config", "before"), [(LLAMA, "past_key_values"), (MAMBA, "cache_params")])
-def test_the_name_is_the_argument_of_the_model(config: PreTrainedConfig, before: str) -> None:
-    model = AutoModelForCausalLM.from_config(config)
-    assert argument_name(model) == ("cache" if RENAMED else before)
-    with torch.inference_mode():
-        output = model(torch.zeros(1, 4, dtype=torch.long), use_cache=True)
-    assert cache_of(output) is not None
 
 
 def test_a_step_uses_no_deprecated_name() -> None:
@@ -168,18 +162,6 @@ def test_a_step_uses_no_deprecated_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.decode(engine.prefill(torch.zeros(1, 4, dtype=torch.long), 8))
-
-
-@pytest.mark.parametrize("name", ["past_key_values", "cache"])
-def test_a_watched_forward_accepts_either_name(name: str) -> None:
-    model = AutoModelForCausalLM.from_config(LLAMA)
-    cache = DynamicCache()
-    cache.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
-    named = {"use_cache": True, name: cache}
-    assert context_len(named) == 7
-    settings = forward_settings(model, {**named, name: SimpleNamespace()})
-    assert settings.cache_class == "SimpleNamespace"
-    assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
-import profiler
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
 from profiler.engines.names import CACHES, ENGINE_NAMES
@@ -398,20 +397,3 @@ def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count
     assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
     assert len(compiled.compilations) == 3
     assert compiled.numbers == []
-
-
-class ToyEngine(EagerEngine):
-    """The eager engine under another name: a new engine is one class and one entry."""
-
-    name = "toy"
-
-
-@pytest.mark.slow
-def test_a_run_measures_and_reports_a_new_engine(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
-    monkeypatch.setattr("profiler.engines.names.ENGINE_NAMES", (*ENGINE_NAMES, ToyEngine.name))
-    run = profile_tiny(engine="toy")
-    assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
-    assert "toy" in (run.folder / "report.md").read_text()

@@ -114,8 +114,10 @@ def setting_of(case: dict[str, str]) -> Setting:
 def test_a_change_saves_what_arithmetic_gives(case: dict[str, str]) -> None:
     effect, ms = named(step_of(case), setting_of(case)).get(case["change"]), float(case["saves_ms"])
     assert (effect.saves_s if effect else 0.0) == pytest.approx(ms / 1e3)
-    assert effect is None or not case["least_ms"] or effect.at_least_s == pytest.approx(float(case["least_ms"]) / 1e3)
-    assert effect is None or effect.amount == (case["amount"] or effect.amount)
+    if case["least_ms"]:
+        assert effect.at_least_s == pytest.approx(float(case["least_ms"]) / 1e3)
+    if case["amount"]:
+        assert effect.amount == case["amount"]
 
 
 def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None:
@@ -176,7 +178,7 @@ def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
     ].at_least_s == pytest.approx(26.1e-3 - 6.5e-3)
 
 
-def test_no_lever_for_a_step_above_its_ceiling_or_at_it() -> None:
+def test_no_change_for_a_step_above_its_ceiling_or_at_it() -> None:
     above = Verdict("memory-bound", "low", (), (Flag.ABOVE_CEILING,))
     assert changes(cell(weights_s=14e-3, verdict=above), SETTING) == []
     assert changes(cell(compute_s=14e-3), SETTING) == []

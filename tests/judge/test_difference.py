@@ -1,16 +1,19 @@
-"""One notion of a difference: its interval, its verdict, and the same answer wherever two runs are compared."""
+"""One notion of a difference wherever two runs are compared, and which of several GPUs of one kind is slow."""
 
 from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import read_side
+from profiler.judge.device_health import DeviceRun, healths
 from profiler.judge.difference import difference, longer_s
+from profiler.report.device import health_lines
 from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import compare_with_first
 from profiler.stats import Estimate, RepetitionSpread, estimate
@@ -58,3 +61,24 @@ def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
     assert change.median_s == pytest.approx(0.01)
     sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
     assert change.high_s - change.median_s == pytest.approx(2.201 * sigma, rel=0.01)
+
+
+def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
+    run = read_run(REFERENCE / "smollm2-135m-epyc")
+
+    def card(name: str, slower: float, memory: float, width: float = 0.01) -> DeviceRun:
+        ends = {"latency_low_s": 1 - width, "latency_s": 1.0, "latency_high_s": 1 + width}
+        rows = [
+            replace(row, repetitions=2, **{end: slower * by * row.latency_s for end, by in ends.items()})
+            for row in run.measured
+        ]
+        return DeviceRun(name, "float32", rows, run.document.ceilings.ceilings.times(memory, 1.0))
+
+    found = healths([card("cuda:0", 1.0, 1.0), card("cuda:1", 1.2, 0.8)])
+    assert [item.ill for item in found] == [False, True]
+    assert health_lines(found) == [
+        "cuda:1 underperforms: its steps take 20 % longer; its memory ceiling is 20 % below the best."
+    ]
+    noisy = healths([card("cuda:0", 1.0, 1.0, 0.2), card("cuda:1", 1.1, 1.0, 0.2)])
+    assert not any(item.ill for item in noisy)
+    assert "No GPU is slower" in health_lines(noisy)[0]

@@ -17,7 +17,6 @@ from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.machine_speed import at_median_speed, mode_words, swing_words
-from profiler.judge.scaling import size_of
 from profiler.store.folder import read_document, read_facts, read_gathered
 
 REPETITIONS = 4
@@ -136,18 +135,3 @@ def test_one_mode_is_not_two(many_cells: Facts, scatter: float, apart: float) ->
     """Repetitions that differ by chance, and steps that scatter: at most one run in fifty is named."""
     runs = [hosted(many_cells, lambda rng, _: float(rng.normal(1.0, apart)), seed, scatter) for seed in range(50)]
     assert sum(bool(mode_words(run)) for run in runs) <= 1
-
-
-def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share(many_cells: Facts) -> None:
-    """Every second round takes a tenth longer, and the probe does not show it. A time's interval includes that."""
-    round_s = 2.0 * len(many_cells.repetitions)
-    drifted = judge_run(on_machine(many_cells, lambda at_s: 1.1 if int(at_s / round_s) % 2 else 1.0, steady))
-    for test in drifted.scaling:
-        spans = {
-            size_of(cell.key, test.axis): math.log(cell.latency_high_s / cell.latency_low_s)
-            for cell in drifted.cells
-            if test.holds(cell.key)
-        }
-        for item in test.doublings:
-            of_both = math.hypot(spans[item.smaller], spans[item.larger])
-            assert (item.high - item.low) * math.log(item.larger / item.smaller) < 0.97 * of_both

@@ -1,4 +1,4 @@
-"""A compute ceiling that a run's own matmuls beat, and the range of one on a GPU."""
+"""A compute ceiling that a run's own matmuls beat, the range of one on a GPU, and cells without a number."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 from machines import ceiling
-from made_facts import KEY, facts
+from made_facts import CELL, KEY, facts
 
 from profiler.facts.ceilings import READ, Ceilings, CeilingsRemeasured
 from profiler.facts.measurements import Activity, KernelTime, Replay
 from profiler.facts.operators import OperatorWork
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.facts.run_facts import Facts
+from profiler.grid.cells import Cell
 from profiler.judge.demand import faster_matmuls, over_the_run
-from profiler.judge.warnings import run_remarks
+from profiler.judge.warnings import run_remarks, run_warnings
 
 FLOPS = 10**9
 CEILING = 100e12
@@ -78,3 +80,23 @@ def test_a_gpus_ceiling_is_the_range_of_all_its_measurements(kind: str, ends: tu
     seen = over_the_run(replace(known, ceilings=ceilings, ceilings_again=[CeilingsRemeasured({}, {"float16": later})]))
     found = seen.ceilings.compute["float16"]
     assert (found.low_per_s, found.high_per_s) == ends
+
+
+OTHER, SMALL, LARGE = Cell(2, 64, 8), Cell(8, 64, 8), Cell(16, 64, 8)
+REPETITION = Repetition(CELL, 0, 0.1, (0.1,) * 7, 1.0, (), None, 0.0)
+
+
+def test_each_kind_of_reason_is_said_once_and_a_cell_measured_before_it_failed_has_a_number() -> None:
+    """The reasons of two cells that need too much memory differ only in their figures."""
+    gaps = [Gap(cell, "oom", "out of memory") for cell in (CELL, OTHER)]
+    gaps += [Gap(cell, "skipped", f"needs {gb} GB, free are 3.0 GB") for cell, gb in ((SMALL, 4.1), (LARGE, 8.2))]
+    known = replace(
+        facts([], flops_per_s=1.0, bytes_per_s=1.0),
+        repetitions={OTHER: [replace(REPETITION, cell=OTHER)]},
+        gaps={gap.cell: gap for gap in gaps},
+    )
+    assert run_warnings(known, []) == [
+        "1 cell has no number (first: batch 1 x 64, oom: out of memory).",
+        "2 cells have no number (first: batch 8 x 64, skipped: needs 4.1 GB, free are 3.0 GB).",
+        "1 cell failed in a later repetition and keeps its number (first: batch 2 x 64, oom: out of memory).",
+    ]

@@ -81,7 +81,7 @@ def test_a_run_says_the_same_batch_as_count(model: str, context: int, batches: l
 
 
 def test_a_prefill_is_compute_bound_from_the_ridge_in_tokens() -> None:
-    """One layer's product passes P / W = 153 FLOP/byte at 154 tokens, whatever the sequences they belong to."""
+    """One layer's matmul passes P / W = 153 FLOP/byte at 154 tokens, whatever the sequences they belong to."""
     for prompt, batch in ((16, 10), (64, 3)):
         assert compute_bound_by_counts(by_batch("llama-2-7b", prompt, [1, 4], "prefill"), A100) == batch
 

@@ -17,7 +17,6 @@ from loaded import loaded
 from machines import CPU, HOST
 from small_models import small_model
 
-import profiler
 from profiler.counting.operators import Linear
 from profiler.counting.walk import walk
 from profiler.device.memory import storage_bytes
@@ -151,28 +150,6 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
     assert 0 < eight.mean_kl_nats < four.mean_kl_nats < 0.5
     assert 0.5 < four.top1_agreement < eight.top1_agreement <= 1
     assert eight.tokens > 100
-
-
-@slow
-@pytest.mark.parametrize("quant", ["nf4", "int8"])
-def test_a_quantised_run_fills_every_column(
-    short_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path
-) -> None:
-    answer_cpu_probe(False)  # the fused kernel converts nothing
-    run = profiler.profile(
-        str(short_folder), quant=quant, prompt_lens=[64], batch_sizes=[1, 2], new_tokens=8, check_quality=True,
-        no_trials=True, out=tmp_path / quant,
-    )  # fmt: skip
-    from_a_device = {"mfu", "mbu", "joules_per_token", "device_memory_bytes", "issue_s"}
-    of_unequal_prompts = {"padding", "mask_s", "waiting_s"}
-    for phase, cells in run.cells.groupby("phase"):
-        other = {"ttft_s"} if phase == "decode" else {"first_step_s"}
-        of_many_samples = {"p90_s", "p99_s", "ttft_p90_s", "ttft_p95_s", "ttft_p99_s", "ttft_samples"}
-        assert set(cells.columns[cells.isna().any()]) <= from_a_device | of_unequal_prompts | of_many_samples | other
-    assert 0 < run.document.quality.mean_kl_nats < 0.5
-    assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")
-    decode = run.cells[run.cells["phase"] == "decode"]
-    assert (decode["dequantise_s"] > 0).all() or quant == "int8", "nearly all of its conversions are overhead"
 
 
 def test_no_group_divides_this_model(tiny_folder: Path) -> None:

@@ -91,16 +91,6 @@ def test_the_table_of_coverages_is_computed_from_the_figures() -> None:
 
 
 @pytest.mark.slow
-def test_ranges_of_16_bits_are_narrower_than_those_of_fewer_bits() -> None:
-    """Upper over lower end: below 2.2 for compiled engines, below 2.6 for plain transformers."""
-    compiled, eager = inside_and_width(decodes("compiled", "dense"))[1], inside_and_width(decodes("eager", "dense"))[1]
-    assert 1.2 < compiled < 2.2
-    assert compiled < eager < 2.6
-    assert compiled < inside_and_width(decodes("compiled", "int4wo", "int8wo"))[1] < 2.6
-    assert eager < inside_and_width(decodes("eager", "nf4"))[1]
-
-
-@pytest.mark.slow
 def test_the_table_of_efficiencies_is_the_fit_to_the_published_figures() -> None:
     """If it differs, `python -m tests.published_fit` writes it again."""
     for row in fitted():

@@ -242,17 +242,6 @@ def test_what_a_file_left_out_is_said(tmp_path: Path) -> None:
     assert "after: row 7 is cut or broken" in difference_lines(comparison)[1]
 
 
-def test_a_setting_that_only_one_table_has_is_named(tmp_path: Path) -> None:
-    """llama-bench prints the column `fa` only if it was requested."""
-    row = "| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA | 99 |{} tg128 | 80.00 ± 0.30 |"
-    sides = []
-    for name, heading, value in (("first", "", ""), ("second", " fa |", " 1 |")):
-        path = tmp_path / f"{name}.md"
-        path.write_text(f"| model | size | params | backend | ngl |{heading} test | t/s |\n{row.format(value)}\n")
-        sides.append(side_of_file(read_foreign(path)))
-    assert difference_lines(compare_sides(*sides))[-1] == "after: only this file says flash_attn 1"
-
-
 def test_bits_that_only_one_table_names_are_no_known_equality(tmp_path: Path) -> None:
     plain, named = table(tmp_path / "plain.csv", "100"), tmp_path / "named.csv"
     named.write_text("batch_size,prompt_len,new_tokens,tokens_per_s,bits_per_weight\n1,512,128,120,4.85\n")

@@ -20,15 +20,6 @@ def read(text: str, path: Path, encoding: str = "utf-8") -> ForeignFile:
     return read_foreign(path)
 
 
-def test_json_lines_and_table_of_batched_bench_agree() -> None:
-    lines, table = (read_foreign(FILES / f"llama-batched-bench.{kind}") for kind in ("jsonl", "md"))
-    assert [figure.time.value for figure in lines.figures] == pytest.approx(
-        [figure.time.value for figure in table.figures]
-    )
-    assert lines.settings == table.settings
-    assert table.settings["threads"] == "16"
-
-
 @pytest.mark.parametrize("swept", ["max_num_seqs", "random_input_len"])
 def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
     """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more. SGLang, too, has `random_input_len`."""

@@ -15,8 +15,6 @@ from profiler.errors import RequestError
 from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.rent import RentOptions, rent, rent_sentences
 from profiler.rent.command import Meets, Offer, RentDocument, Span
-from profiler.rent.text import rent_sections
-from profiler.report.blocks import Lines
 
 MODEL = "mistral-7b-v0.1"
 
@@ -163,18 +161,6 @@ def made(gpu: str, low: float, high: float, meets: Meets = "yes") -> Offer:
 
 def comparison(*offers: Offer) -> str:
     return rent_sentences(RentDocument(MODEL, "16 bits", "compiled", 512, 128, 0.5, None, offers, ()))[1]
-
-
-def test_the_next_step_measures_the_first_offer_or_widens_the_limits() -> None:
-    def last(precision: str, *offers: Offer) -> str:
-        [lines] = rent_sections(RentDocument(MODEL, precision, "compiled", 512, 128, 0.5, None, offers, ()))[-1].blocks
-        assert isinstance(lines, Lines)
-        return lines.lines[0]
-
-    run = f"next: measure it on the first GPU: roofscope run {MODEL}"
-    assert last("16 bits", made("A10G", 1.0, 1.2)).startswith(f"{run} --engine vllm --prompt-lens 512 --batch-sizes 1 ")
-    assert last("nf4", made("A10G", 1.0, 1.2)).startswith(f"{run} --quant nf4 --prompt-lens 512")
-    assert last("nf4", made("A10G", 1.0, 1.2, "no")).startswith("next: allow a larger --max-ttft-ms")
 
 
 def test_no_gpu_is_the_cheapest_inside_another_range() -> None:

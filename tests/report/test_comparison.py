@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import PRECISIONS, key, old_run, result, with_document
-from pages import Page
+from made_runs import PRECISIONS, Page, key, old_run, result, with_document
 
 from profiler.report.terminal import print_sections, screen
 from profiler.run.screens import (

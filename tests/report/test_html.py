@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from browser import BROWSER, dumped
-from made_runs import ROOT, key, old_run, result, whole_run, with_document
-from pages import Page
+from made_runs import ROOT, Page, key, old_run, result, whole_run, with_document
 
 from profiler.facts.change_ids import ChangeId
 from profiler.judge.advice import Advice, Effect
@@ -20,9 +19,6 @@ from profiler.judge.breakdown import TERMS
 from profiler.report.roofline_data import ceiling_lines
 from profiler.report.write import html_report, write_reports
 from profiler.store.folder import read_run
-from profiler.why_slow.findings import Finding, Why
-from profiler.why_slow.observations import Observations
-from profiler.why_slow.render import html_why
 
 
 @pytest.fixture(scope="module")
@@ -165,17 +161,6 @@ document.body.append(probe);
 """
 
 
-# Counts the tables that are wider than their container.
-SCROLLED = """
-<script>
-const probe = document.createElement("pre");
-probe.id = "probe";
-probe.textContent = [...document.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length;
-document.body.append(probe);
-</script>
-"""
-
-
 @pytest.fixture(scope="module")
 def large_page() -> str:
     """A real run with 400 more cells, the fastest of which is in the middle."""
@@ -208,16 +193,3 @@ def test_in_a_headless_browser(width: int, large_page: str, tmp_path: Path) -> N
         "heading": "phase",
         "requests": 0,
     }
-
-
-@pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
-def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
-    """A table of findings with sentences as long as those of `why` needs no scrolling."""
-    finding = Finding(
-        "use-cache-off", 6.2, "summarise_reports.py:31", "use_cache=False computes every earlier token again",
-        "call model.eval(), and generate under torch.inference_mode()",
-        "tried", "5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
-    )  # fmt: skip
-    why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
-    assert finding.how in html_why(why).replace("\u00a0", " ")  # between a number and its unit
-    assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"

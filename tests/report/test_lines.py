@@ -101,7 +101,7 @@ def test_a_measured_doubling_says_how_many_times_the_tokens_it_gives() -> None:
     assert batch_lines(doubled(1, 2, noise="unusable")) == [missing]
 
 
-def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
+def test_changes_too_small_to_matter_are_left_out(run: Run) -> None:
     both = (ChangeEffect("a charm", 0.4, "hope"), ChangeEffect("a lucky charm", 0.009, "hope"))
     items = (evidence(KEYS[1], changes=both),)
     assert changes(with_document(run, evidence=items)).blocks[0].rows == [

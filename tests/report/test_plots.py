@@ -62,7 +62,7 @@ def _assert_texts_apart(figure: Figure) -> None:
     plt.close(figure)
 
 
-@pytest.mark.parametrize("name", slow_except(("roofline", "map"), ["roofline", "map"]))
+@pytest.mark.parametrize("name", ["roofline", "map"])
 def test_text_does_not_overlap(name: str) -> None:
     _assert_texts_apart(draw([read_run(WHOLE)], name))
 

@@ -63,10 +63,10 @@ def test_another_dtype_is_only_a_plateau(run: Run) -> None:
     assert other.label == "measured: 2.00 TFLOP/s float32"
 
 
-def test_a_witness_is_drawn_if_it_disagrees(run: Run) -> None:
+def test_the_read_of_weights_is_drawn_if_it_disagrees(run: Run) -> None:
     def drawn(bytes_per_s: float) -> list[str]:
-        drift_probe = WeightReadCeiling(256 << 20, ceiling(bytes_per_s))
-        seen = with_document(run, ceilings=replace(run.document.ceilings, weights=drift_probe))
+        weight_read = WeightReadCeiling(256 << 20, ceiling(bytes_per_s))
+        seen = with_document(run, ceilings=replace(run.document.ceilings, weights=weight_read))
         return [line.label for line in ceiling_lines(seen) if "weights" in line.label]
 
     assert drawn(0.97e11) == []

@@ -73,31 +73,27 @@ def taking(*seconds: float) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize(
-    ("least_s", "budget_s", "takes_s"), [(0.2, 1.5, 0.2), (math.inf, 0.5, 0.5), (math.inf, 1.5, 1)]
-)
-def test_a_short_call_that_repeats_is_sampled_until_a_clock_has_settled(
-    least_s: float, budget_s: float, takes_s: float
+    ("calls_s", "budget_s", "least", "samples", "ends_s"),
+    [
+        # A hundred samples of a millisecond would take a tenth of a second: too short for a GPU's clock to settle.
+        ((100e-6,), 1.5, {"least_s": 0.2}, 10, (0.18, 0.22)),
+        ((100e-6,), 0.5, {"least_s": math.inf}, 10, (0.45, 0.55)),
+        ((100e-6,), 1.5, {"least_s": math.inf}, 10, (0.9, 1.1)),
+        # A call that scatters has an interval of 0.5 % after 500 samples; there is time for 70.
+        ((20e-3, 22e-3, 21e-3), 1.5, {}, 50, (1.47, 1.53)),
+        # A long call takes at most twice its time, or is made once.
+        ((0.1,), 0.5, {}, 5, (0.5, 1.0)), ((0.3,), 0.5, {}, 2, (0.5, 1.0)),
+        ((0.6,), 0.5, {}, 1, (0.5, 1.0)), ((5.0,), 0.5, {}, 1, (5.0, 5.0)),
+    ],
+)  # fmt: skip
+def test_a_call_is_sampled_until_its_time_is_known_or_over(
+    calls_s: tuple[float, ...], budget_s: float, least: dict[str, float], samples: int, ends_s: tuple[float, float]
 ) -> None:
-    """A hundred samples of a millisecond would take a tenth of a second: too short for a GPU's clock to settle."""
-    seconds, took_s = sampled(taking(100e-6), budget_s, least_s=least_s)
-    assert took_s == pytest.approx(takes_s, rel=0.06)
-    assert len(seconds) >= 10
-    assert seconds == [pytest.approx(100e-6)] * len(seconds)
-
-
-def test_a_call_that_scatters_is_sampled_for_all_of_its_time() -> None:
-    """Calls of 20, 21 and 22 ms have an interval of 0.5 % after 500 samples. There is time for 70 calls."""
-    seconds, took_s = sampled(taking(20e-3, 22e-3, 21e-3), 1.5)
-    assert took_s == pytest.approx(1.5, abs=0.03)
-    assert len(seconds) > 50
-
-
-@pytest.mark.parametrize(("call_s", "samples"), [(0.1, 5), (0.3, 2), (0.6, 1), (5.0, 1)])
-def test_a_long_call_takes_at_most_twice_its_time_or_is_made_once(call_s: float, samples: int) -> None:
-    seconds, took_s = sampled(taking(call_s), 0.5)
-    assert took_s <= max(1.0, call_s) + 1e-9
+    seconds, took_s = sampled(taking(*calls_s), budget_s, **least)
+    assert ends_s[0] - 1e-9 <= took_s <= ends_s[1] + 1e-9
     assert len(seconds) >= samples
-    assert seconds == [pytest.approx(call_s)] * len(seconds)
+    assert {min(calls_s, key=lambda call_s: abs(call_s - found_s)) for found_s in seconds} == {*calls_s}
+    assert all(any(found_s == pytest.approx(call_s) for call_s in calls_s) for found_s in seconds)
 
 
 @pytest.mark.parametrize("slower", [1, 20])
@@ -114,19 +110,24 @@ def test_all_ceilings_together_take_at_most_twice_their_time(slower: int, monkey
 
 
 def test_fresh_pages_are_counted_and_have_a_price() -> None:
-    """A mapped buffer of 64 MiB touches all its pages, of 4 KiB or of 2 MiB each; zeroing them takes time."""
-    with mmap.mmap(-1, 64 << 20) as pages:
-        fresh = torch.frombuffer(pages, dtype=torch.uint8)
-        before = page_faults()
-        fresh.fill_(1)
-        assert page_faults() - before >= 32
-        before = page_faults()
-        fresh.fill_(2)
-        assert page_faults() - before < 32
-        del fresh  # a map that is still in use cannot be closed
-    # Another process that slows only the second filling hides the cost of the first.
-    prices_s = (measure_page_fault_s(HOST) for _ in range(3))
-    assert any(0 < price_s < 1e-2 for price_s in prices_s)
+    """A mapped buffer of 64 MiB touches all its pages, of 4 KiB or of 2 MiB each; zeroing them takes time.
+
+    All pages cost less than the whole first filling, and a part of it. Another process may slow down one filling.
+    """
+    shares = []
+    for _ in range(3):
+        with mmap.mmap(-1, 64 << 20) as pages:
+            fresh = torch.frombuffer(pages, dtype=torch.uint8)
+            before, start_s = page_faults(), time.perf_counter()
+            fresh.fill_(1)
+            filled_s, count = time.perf_counter() - start_s, page_faults() - before
+            assert count >= 32
+            before = page_faults()
+            fresh.fill_(2)
+            assert page_faults() - before < 32
+            del fresh  # a map that is still in use cannot be closed
+        shares.append(count * measure_page_fault_s(HOST) / filled_s)
+    assert any(0.02 < share < 2 for share in shares), shares
 
 
 @pytest.mark.timing  # other tests do not check cached ceilings
@@ -245,9 +246,8 @@ def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  
     assert_follows("ceilings", document)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
     assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
-    assert 1e-8 < document["launch"]["submit_s"] < 1e-3
-    # A step of thirty layers calls hundreds of operators: between 0.1 ms and 1 s on any host.
-    assert 1e-4 < document["host"]["step_s"] < 1
+    # A step of thirty layers calls hundreds of operators, each with more work in Python than one launch.
+    assert 100 < document["host"]["step_s"] / document["launch"]["submit_s"] < 1e5
     assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
 
 
@@ -274,7 +274,7 @@ def falling(nbytes: int) -> float:
         # are a hundred times lower here, so the test needs fewer calls.
         (keeping(256 * MIB, 120e9, 42e9), 42e9, 1024),
     ],
-    ids=["flat", "falling", "an untold cache"],
+    ids=["flat", "falling", "a cache that is not reported"],
 )
 def test_the_curve_is_followed_to_its_plateau(
     bytes_per_s: Callable[[int], float], memory_bytes_per_s: float, stream_mib: int

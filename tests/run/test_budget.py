@@ -17,20 +17,13 @@ from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.operators import OperatorWork
-from profiler.facts.overhead import Overhead
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
-from profiler.grid.cells import Cell, CellKey
-from profiler.judge.breakdown import Demand, StepCeilings, break_down
-from profiler.judge.cell_stages import Timed
 from profiler.judge.judge_run import judge_run
-from profiler.judge.regimes import Measurement, judge_cell
 from profiler.judge.warnings import health_warnings
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.warnings import busy_words, device_warnings
-from profiler.stats import Estimate
 
 EFFORT = replace(
     effort.Effort(),
@@ -102,7 +95,7 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
         (None, 14.0, 16, False), (None, 15.9, 16, True),
     ],
 )  # fmt: skip
-def test_others_are_told_of_where_they_take_cores_that_are_needed(
+def test_others_are_reported_where_they_take_cores_that_are_needed(
     threads: int | None, busy: float, cores: int, warned: bool
 ) -> None:
     """A GPU needs one core of its host."""
@@ -161,12 +154,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
-    """Wait for neighbours with these readings, of which the last one is repeated."""
-    told: list[str] = []
-    readings = itertools.chain(looks, itertools.repeat(looks[-1]))
-    neighbours: Any = SimpleNamespace(look=lambda: next(readings))
-    listener: Any = SimpleNamespace(stage=told.append)
-    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
+    """Wait for neighbours with what is seen at each look, of which the last one is repeated."""
+    stages: list[str] = []
+    seen = itertools.chain(looks, itertools.repeat(looks[-1]))
+    neighbours: Any = SimpleNamespace(look=lambda: next(seen))
+    listener: Any = SimpleNamespace(stage=stages.append)
+    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), stages
 
 
 def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
@@ -206,19 +199,6 @@ def test_without_a_ceiling_cells_have_times_and_counts_and_no_regime(xeon_facts:
     measured = [row for row in bare.cells if row.status == "ok"]
     assert {(row.regime, row.confidence) for row in measured} == {(None, None)}
     assert all(row.latency_s > 0 and row.flops_per_s > 0 and row.model_bytes > 0 for row in measured)
-
-
-def test_a_ceiling_that_was_not_measured_gives_no_high_confidence() -> None:
-    """A stream of 0.98 GB takes a second at a ceiling of 1 GB/s."""
-
-    def confidence(measured: bool) -> str | None:
-        ceilings = StepCeilings(1e9, Overhead(1e-3, 1e-3), overlaps=True, measured=measured)
-        split = break_down(1.0, [Demand("read", "other", 1.0, 0.98e9, 0.0, 1e12, 0.98)], 0.0, ceilings)
-        work = OperatorWork("read", "other", 1, "float32", 1.0, 0.98e9, 0.0, 0.0)
-        cell = Timed(CellKey("decode", Cell(1, 64, 8)), [work], "ok", time=Estimate(1.0, 0.999, 1.001, 9))
-        return judge_cell(Measurement(split, cell, 1e12, ceilings)).confidence
-
-    assert (confidence(True), confidence(False)) == ("high", "medium")
 
 
 def test_the_systems_own_work_is_no_neighbour(xeon_facts: Facts) -> None:

@@ -86,20 +86,6 @@ def in_precision(quant: str) -> Run:
     return replace(run, document=replace(run.document, model=replace(run.model, quant=quant)))
 
 
-@pytest.mark.slow
-def test_the_command_runs_each_and_prints_one_table(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    options = ["--quant", "none,nf4", "--dtype", "bfloat16", "--weights", "random", "--prompt-lens", "16"]
-    options += ["--batch-sizes", "1", "--new-tokens", "8", "--budget", "1", "--quiet", "--out", str(tmp_path / "both")]
-    found = roofscope("run", str(tiny_folder), *options)
-    assert found.code == 0, found.err
-    assert "speed-up" in found.out
-    for name in ("none", "nf4"):
-        assert read_run(tmp_path / "both" / name).document.model.quant == name
-    wrong = roofscope("run", str(tiny_folder), "--quant", "none,nf5", "--prompt-lens", "16")
-    assert wrong.code == 2
-    assert "nf5" in wrong.err
-
-
 REASON = "1 cell has no number (first: batch 1 x 64, failed: KeyError: 'planted')."
 
 

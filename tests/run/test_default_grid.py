@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from profiler.facts.repetitions import Gap, Repetition
 from profiler.grid.cells import Cell, Grid, Phase
 from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
+from profiler.measure.subject import Subject
 from profiler.measure.sweep import WarmUp, sweep, warm_up
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
@@ -35,9 +34,13 @@ FAST = Ceilings({"float32": ceiling(1e15), "bfloat16": ceiling(1e16)}, {READ: ce
 """Ceilings so high that only the warm-ups decide."""
 
 
-def pace_of(folder: Path, prefill_s: float, step_s: float, wider: float, ceilings: Ceilings = FAST) -> Pace:
+@pytest.fixture(scope="module")
+def subject(tiny_folder: Path) -> Subject:
+    return subject_of(str(tiny_folder))[0]
+
+
+def pace_of(subject: Subject, prefill_s: float, step_s: float, wider: float, ceilings: Ceilings = FAST) -> Pace:
     """A machine that takes these seconds for 32 tokens and one sequence, and `wider` times as long for four of each."""
-    subject, _ = subject_of(str(folder))
     small = WarmUp(Cell(1, 32, 10), prefill_s, step_s, 1.0, 0.0)
     four = WarmUp(Cell(4, 32, 10), wider * prefill_s, wider * step_s, 1.0, 0.0)
     return Pace(subject, ceilings, {"eager": (small, four)})
@@ -72,13 +75,13 @@ def test_a_batch_test_has_three_doublings_of_a_short_prompt_before_fewer_of_a_lo
 
 
 def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
-    prepared: PreparedRun, tiny_folder: Path
+    prepared: PreparedRun, subject: Subject
 ) -> None:
     """Two repetitions of the chosen grid take less than half of 60 s; the budget that is named measures the next
     grid."""
     places = []
     for seconds in (1e-4, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0):
-        pace = pace_of(tiny_folder, seconds, seconds / 2, 2.0)
+        pace = pace_of(subject, seconds, seconds / 2, 2.0)
         chosen, larger = choose_grid(prepared, pace, budget(60.0))
         places.append(prepared.ladder.index(chosen))
         assert (larger is None) == (chosen == prepared.ladder[0])
@@ -92,11 +95,11 @@ def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
     assert places[-1] == len(prepared.ladder) - 1
 
 
-def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_folder: Path) -> None:
+def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, subject: Subject) -> None:
     """A GPU's smallest cells take the host's time, and one warm-up has no slope: only the roofline shows the rest."""
     slow = Ceilings({"float32": ceiling(1e6), "bfloat16": ceiling(1e6)}, {READ: ceiling(1e15)}, 1, beyond_cache=True)
     key = prepared.grid.keys[-1]
-    on_cpu, pace = pace_of(tiny_folder, 1e-4, 1e-4, 1.0), pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow)
+    on_cpu, pace = pace_of(subject, 1e-4, 1e-4, 1.0), pace_of(subject, 1e-4, 1e-4, 1.0, slow)
     assert on_cpu.expected_s(key) == pytest.approx(1e-4, rel=0.01)
     one_point = replace(pace, warm_ups={"eager": pace.warm_ups["eager"][:1]})
     assert one_point.expected_s(key) > 1e-3
@@ -106,12 +109,12 @@ def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_fold
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase: Phase) -> None:
+def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, subject: Subject, phase: Phase) -> None:
     """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight: with 30 per byte, the knee is at 60."""
     ceilings = Ceilings({"float32": ceiling(30e12)}, {READ: ceiling(1e12)}, 1, beyond_cache=True)
     options = Options(model=str(tiny_folder), new_tokens=4, dtype="float32", device="cpu", budget_s=1e9)
     prepared = prepare_batch_test(options, phase, context_len=1 if phase == "decode" else None, prompt_len=1)
-    pace = replace(pace_of(tiny_folder, 1e-9, 1e-9, 1.0), ceilings=ceilings)
+    pace = replace(pace_of(subject, 1e-9, 1e-9, 1.0), ceilings=ceilings)
     sizes = choose_grid(prepared, pace, budget(1e9))[0].batch_sizes
     assert 60 < sizes[-1] <= 256
 
@@ -119,13 +122,13 @@ def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase:
 @pytest.mark.parametrize("seconds", [2e-2, 4e-2, 8e-2])
 @pytest.mark.parametrize("first", [1.0, 2.0])
 def test_the_choice_holds_next_to_a_neighbour_and_follows_a_faster_or_slower_machine(  # type: ignore[no-untyped-def]
-    first: float, seconds: float, prepared: PreparedRun, tiny_folder: Path, tmp_path: Path, monkeypatch
+    first: float, seconds: float, prepared: PreparedRun, subject: Subject, tmp_path: Path, monkeypatch
 ) -> None:
     """On two cores one busy process makes steps up to twice as long; the first run is next to it or at rest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def raw(factor: float) -> Pace:
-        return pace_of(tiny_folder, factor * seconds, factor * seconds / 2, 2.0)
+        return pace_of(subject, factor * seconds, factor * seconds / 2, 2.0)
 
     def chosen(factor: float, **options: Any) -> Grid:
         request = replace(prepared, options=replace(prepared.options, **options))
@@ -133,19 +136,19 @@ def test_the_choice_holds_next_to_a_neighbour_and_follows_a_faster_or_slower_mac
 
     at_rest, beside_it = (choose_grid(prepared, raw(factor), budget(60.0))[0] for factor in (1.0, 2.0))
     assert at_rest != beside_it, "the neighbour alone would change the choice"
-    assert {chosen(factor) for factor in (first, 1.0, 1.5, 2.0, 1.2, 1.9, 1.0, 1.1, 1.7, 2.0)} == {chosen(first)}
+    assert {chosen(factor) for factor in (first, 1.0, 1.5, 2.0, 1.2, 1.0)} == {chosen(first)}
     fresh = {factor: chosen(factor, fresh=True) for factor in (0.01, 1.0, 100.0)}
     assert len(set(fresh.values())) == 3
     for factor, grid in fresh.items():
         assert chosen(factor) == grid
 
 
-def test_what_does_not_fit_into_memory_is_not_chosen(prepared: PreparedRun, tiny_folder: Path) -> None:
+def test_what_does_not_fit_into_memory_is_not_chosen(prepared: PreparedRun, subject: Subject) -> None:
     class Small(type(HOST)):  # type: ignore[misc]
         def available_bytes(self) -> int:
             return 8 << 20
 
-    pace = pace_of(tiny_folder, 1e-9, 1e-9, 1.0)
+    pace = pace_of(subject, 1e-9, 1e-9, 1.0)
     pace = replace(pace, subject=replace(pace.subject, machine=Small(HOST.device)))
     chosen, larger = choose_grid(prepared, pace, budget(60.0))
     assert chosen != prepared.ladder[0]
@@ -153,19 +156,14 @@ def test_what_does_not_fit_into_memory_is_not_chosen(prepared: PreparedRun, tiny
     assert larger.budget_s is None
 
 
-def test_warm_ups_are_those_of_the_smallest_cell_and_of_more_sequences(
-    prepared: PreparedRun, tiny_folder: Path
-) -> None:
-    subject, _ = subject_of(str(tiny_folder))
+def test_warm_ups_are_those_of_the_smallest_cell_and_of_more_sequences(prepared: PreparedRun, subject: Subject) -> None:
     [small, wider] = measure_pace(prepared, subject, FAST, budget(60.0)).warm_ups["eager"]
     assert small.cell == prepared.ladder[-1].cells[0]
     assert wider.cell.batch_size > small.cell.batch_size
     assert all(item.prefill_s and 0 < item.decode_s < item.prefill_s * 100 for item in (small, wider))
 
 
-def test_an_engine_that_fails_gives_no_pace(tiny_folder: Path) -> None:
-    subject, _ = subject_of(str(tiny_folder))
-
+def test_an_engine_that_fails_gives_no_pace(subject: Subject) -> None:
     class Failing:
         def prepare(self, *_: Any) -> None:
             raise RuntimeError("no kernel")
@@ -219,23 +217,3 @@ def test_precisions_share_the_grid_of_the_slowest(
     grids = [run.document.grid for run in runs]
     assert grids[0].prompt_lens == grids[1].prompt_lens == ladder[-1].prompt_lens
     assert {run.document.engine.budget_s for run in runs} == {20.0}
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-@pytest.mark.parametrize("neighbours", [0, 1])
-def test_the_same_machine_chooses_the_same_grid_ten_times(  # type: ignore[no-untyped-def]
-    neighbours: int, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    options = {"prompt_lens": None, "batch_sizes": None, "new_tokens": None}
-    subject, _ = subject_of("smollm2-135m", weights="random", **options)
-    prepared = prepare(Options(model="smollm2-135m", weights="random", device="cpu"))
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
-    try:
-        paces = (measure_pace(prepared, subject, FAST, budget(60.0)) for _ in range(10))
-        chosen = {choose_grid(prepared, steady_pace(prepared, pace), budget(60.0))[0] for pace in paces}
-    finally:
-        for process in busy:
-            process.kill()
-    assert len(chosen) == 1

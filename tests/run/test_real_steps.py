@@ -36,7 +36,7 @@ def run(profiled: Callable[[], profiler.Run]) -> profiler.Run:
     return profiled()
 
 
-def test_the_split_explains_the_step(run: profiler.Run) -> None:
+def test_the_time_breakdown_explains_the_step(run: profiler.Run) -> None:
     """The unexplained time is below 20 % in at least 4 of 5 quiet cells."""
     cells = run.cells
     quiet = cells[cells["noise"] == "quiet"]

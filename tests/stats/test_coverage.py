@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,6 @@ from cases import slow_except
 from numpy.typing import NDArray
 
 from profiler import stats as sampling
-from profiler.device.machine import Machine
 from profiler.facts.ceilings import DriftReading, swing
 from profiler.facts.operators import OperatorWork
 from profiler.facts.repetitions import Repetition, phase_medians, phase_samples
@@ -29,6 +28,7 @@ from profiler.judge.cell_stages import Timed
 from profiler.judge.scaling import scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
+from profiler.measure.schedule import Plan, Schedule
 from profiler.stats import LEAST_REPETITIONS, Estimate, estimate, spread_of
 
 STEPS = 31
@@ -172,12 +172,13 @@ def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPa
     A slow wave lasts twice the least rounds of a cell; otherwise the true time would change.
     """
     world = World(name, cells, 2 * cells * LEAST_REPETITIONS, seed)
-    monkeypatch.setattr(sweep, "visit", lambda engine, cell, number, bench: world.repetition(cell, number))
+    monkeypatch.setattr(sweep, "repetition", lambda _engine, cell, number, *_: world.repetition(cell, number))
     repetitions: dict[Cell, list[Repetition]] = {}
-    machine = cast(Machine, SimpleNamespace(now_s=lambda: world.now_s))
-    plan = sweep.Plan(world.grid, ROUNDS * cells)
+    machine: Any = SimpleNamespace(now_s=lambda: world.now_s)
     engines: Any = {"eager": None}
-    for outcome in sweep.sweep(engines, plan, machine=machine, prompts=Prompts(1), before_repetitions=world.look):
+    schedule = Schedule(Plan(world.grid, ROUNDS * cells), machine.now_s, world.look)
+    context = sweep.RepetitionContext(machine, Prompts(1))
+    for outcome in sweep.sweep(schedule, engines, context, lambda _: None):
         assert isinstance(outcome, Repetition)
         repetitions.setdefault(outcome.cell, []).append(outcome)
     return coverage(repetitions, world.look(), world.grid.cells[::3])

@@ -157,7 +157,7 @@ class Interrupting(QuietListener):
             raise KeyboardInterrupt
 
 
-STAGES = ("loading", "timing", "roofs", "dispatch", "replaying", "writing the report")
+STAGES = ("loading", "timing", "ceilings", "overhead", "replaying", "writing the report")
 
 
 @pytest.mark.parametrize("stage", slow_except(STAGES[:2], STAGES))
@@ -166,7 +166,7 @@ def test_ctrl_c_in_each_stage(profile_tiny: Callable[..., Run], tmp_path: Path, 
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         profile_tiny(budget_s=0.5, weights="random", listener=Interrupting(stage))
-    if stage in ("loading", "roofs", "dispatch"):
+    if stage in ("loading", "ceilings", "overhead"):
         assert not folder.exists()
         return
     cells = read_run(folder).cells

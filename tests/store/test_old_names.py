@@ -1,13 +1,25 @@
-"""A run of an older version is read by its old names."""
+"""A run of an older version is read by its old names: keys, columns and values."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
-from profiler.store.folder import read_document
+from profiler.store.folder import read_document, read_run
 from profiler.store.operators_csv import read_operators
+from profiler.store.samples import read_facts_of
 
-OLD = Path(__file__).parents[2] / "runs/reference/smollm2-135m-zen4"
+REFERENCE = Path(__file__).parents[2] / "runs/reference"
+OLD = REFERENCE / "smollm2-135m-zen4"
+BEFORE_0_5 = {
+    "slow-kernels": "kernel-bound", "above-ceiling": "above-roof", "int32 matmuls": "int32 products",
+    "redundant_bytes_by_cause": "avoidable_bytes_by_cause", "redundant_flops_by_cause": "avoidable_flops_by_cause",
+    "redundant_bytes": "avoidable_bytes", "redundant_s": "avoidable_s", "overhead_s": "dispatch_s",
+    "changes": "levers", "repetitions": "visits", "ceiling": "roof", "ceiling_s": "roof_s",
+}  # fmt: skip
+"""What words were called in files before version 0.5."""
 
 
 def test_a_folder_with_the_names_before_0_5_has_those_of_today() -> None:
@@ -19,3 +31,22 @@ def test_a_folder_with_the_names_before_0_5_has_those_of_today() -> None:
     assert document.ceilings.weights.ceiling.per_s > 0
     operators = [operator for of_cell in read_operators(OLD).values() for operator in of_cell]
     assert any(operator.redundant_bytes for operator in operators)
+
+
+def test_old_keys_columns_and_values_are_those_of_today(tmp_path: Path) -> None:
+    """A run of today with each of these words replaced by its old one is still the same run."""
+
+    def content() -> list[Any]:
+        run = read_run(folder)
+        return [repr(read) for read in (run.results, run.document, read_operators(folder), read_facts_of(folder))]
+
+    folder = Path(shutil.copytree(REFERENCE / "smollm2-135m-xeon-minute", tmp_path / "run"))
+    today, replaced = content(), set()
+    for name in ("run.json", "cells.csv", "operators.csv", "samples.jsonl"):
+        text = (folder / name).read_text()
+        for now, old in BEFORE_0_5.items():
+            text, count = re.subn(rf'(?<=[",\n]){now}(?=[",\n])', old, text)
+            replaced |= {(name, old)} if count else set()
+        (folder / name).write_text(text)
+    assert {("run.json", "levers"), ("cells.csv", "kernel-bound"), ("operators.csv", "roof_s")} <= replaced
+    assert content() == today
