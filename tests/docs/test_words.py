@@ -12,16 +12,16 @@ from profiler.report.glossary import GLOSSARY, known_term
 NAMES = ("judge", "judge-h100", "judge-h100-engines", "judge-h200-default", "compare", "forecast")
 SCREENS = [Path(__file__).parents[1] / "golden" / f"{name}.txt" for name in NAMES]
 EVERYDAY = frozenset(re.findall(r"\w+", """
-    a about after again against all amd and are as at b bar basis be before below between beyond both builds but by cap
-    clock common contain copy costs cpu default device differ does doubled during each else enable epyc error explain
-    export false family faster fell figures first for foreign from full g gb give goes gpu grid h had has have held here
-    high how html import in include instead it its itself judge keep known larger largest layer length library limited
-    line load loading longer longest lose low m machine measure measured median mhz model modes more most ms much name
-    nearest needs neither next nine no none not nothing nvidia of off on once one only or other over own p per phase
-    plan power process processor profile published random reach reading reason recorded replayed report rest row run s
-    save says second seen several share show side similar size small t table take taken ten tensor than that the their
-    them then there they this thread time to token torch two under up us utc verdict wait was what when where which with
-    within without work would xeon
+    a about adds after again against all amd and are as at b bar basis be before below between beyond both builds but by
+    cap clock common contain copy costs cpu default device differ does doubled during each else enable epyc error
+    explain export false family faster fell figures first for foreign from full g gb give goes gpu grid h had has have
+    held here high how html import in include instead it its itself judge keep known larger largest layer length library
+    limited line load loading longer longest lose low m machine measure measured median mhz model modes more most ms
+    much name nearest needs neither next nine no none not nothing nvidia of off on once one only or other over own p per
+    phase plan power process processor profile published random reach reading reason recorded replayed report rest row
+    run s save says second seen several share show side similar size small t table take taken ten tensor than that the
+    their them then there they this thread time to token torch two under up us utc verdict wait was what when where
+    which with within without work would xeon
 """))  # fmt: skip
 """Words of plain English and of any engineer, in the singular."""
 CODE = re.compile(
