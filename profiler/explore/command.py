@@ -39,9 +39,9 @@ def explore_page(document: ExploreDocument) -> str:
             " form-action 'none'"
         ),
     )
-    if len(page) > MOST_BYTES:
+    if (nbytes := len(page.encode())) > MOST_BYTES:
         raise RequestError(
-            f"this page would have {len(page) / 1e6:.1f} MB, and at most {MOST_BYTES / 1e6:.0f} MB are possible;"
+            f"this page would have {nbytes / 1e6:.1f} MB, and at most {MOST_BYTES / 1e6:.0f} MB are possible;"
             " name fewer with --gpu or --quant."
         )
     return page
