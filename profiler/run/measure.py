@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler import effort
 from profiler.device.contention import Neighbours
 from profiler.engines.transformers import GenerateEngine
-from profiler.errors import describe_error
+from profiler.errors import describe_error, tolerate_errors
 from profiler.facts.measurements import FormatLinears, Replays
 from profiler.facts.repetitions import Gap
 from profiler.fallbacks import Fallback
@@ -34,7 +34,7 @@ from profiler.roofs.measure import remeasure_ceilings
 from profiler.run.fact_log import FactLog
 from profiler.run.options import DEFAULT_NEW_TOKENS
 from profiler.run.setup import Pace, overhead_of_model
-from profiler.run.stages import RunBudget, RunPart, Stages
+from profiler.run.stages import Guard, RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
 
@@ -131,10 +131,12 @@ def _complete_overhead(session: Session, measured: list[Cell]) -> None:
             _measure_overhead(session, missing, {name})
 
 
-def _measure_overhead(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
+def _measure_overhead(session: Session, batch_sizes: set[int], engines: set[str], guard: Guard | None = None) -> None:
     """Measure overhead at these batch sizes. On a CPU one prefill serves all sizes, also those measured before."""
     sizes, names, known = sorted(batch_sizes), sorted(engines), list(session.ledger.gathered.overhead)
-    samples = overhead_of_model(session.prepared, session.subject, session.stages, session.budget, sizes, names)
+    samples = overhead_of_model(
+        session.prepared, session.subject, session.stages, session.budget, sizes, names, guard=guard
+    )
     session.ledger.extend(samples)
     prefills = {item.engine: item for item in samples if item.phase == "prefill"}
     for engine, phase, batch in known:
@@ -159,7 +161,7 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
         sizes, engines = {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed}
         if session.subject.machine.captures:  # one measurement serves all sizes, and forecasts compare them
             sizes |= {batch for engine, _, batch in session.ledger.gathered.overhead if engine in engines}
-        _measure_overhead(session, sizes, engines)
+        _measure_overhead(session, sizes, engines, tolerate_errors)  # the first measurement stands if this one fails
     if cells:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 

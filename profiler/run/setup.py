@@ -44,7 +44,7 @@ from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.sampler import attempt
 from profiler.run.fact_log import FactLog
-from profiler.run.stages import RunBudget, RunPart, Stages
+from profiler.run.stages import Guard, RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import LargerGrid
 from profiler.user_cache import read_recent, write_cache
@@ -317,13 +317,15 @@ def overhead_of_model(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
     fresh: bool = True,
+    guard: Guard | None = None,
 ) -> list[OverheadSamples]:
     """Return the overhead of each engine's steps at these batch sizes, measured within this run's budget.
 
     Unless `fresh`, that of the last day is used if four steps agree with it. Sizes at which no cell fits are left out.
+    `guard` suppresses errors; without one, the run reports them as a part that is missing.
     """
     stages.begin("dispatch", "measuring the CPU overhead")
-    guard, budget_s = partial(stages.optional, *_OVERHEAD), budget.part_s(RunPart.OVERHEAD)
+    guard, budget_s = guard or partial(stages.optional, *_OVERHEAD), budget.part_s(RunPart.OVERHEAD)
     with guard():
         sizes = subject.fitting(batch_sizes)  # the overhead model needs memory, too
         return measure_overhead(

@@ -19,6 +19,10 @@ from profiler.units import time_left
 T = TypeVar("T")
 
 
+Guard = Callable[[], contextlib.AbstractContextManager[None]]
+"""Makes a context manager that suppresses the error of what is within, or records it."""
+
+
 class Listener(Protocol):
     """Receives the progress of a run; the terminal implements it, and Python callers may."""
 

@@ -13,6 +13,7 @@ from raw_samples import read_records
 import profiler
 from profiler.counting.operators import Linear
 from profiler.effort import STANDARD
+from profiler.errors import RequestError
 from profiler.facts.overhead import OverheadSamples
 from profiler.forecast.command import run_facts
 from profiler.judge.breakdown import TERMS
@@ -79,6 +80,29 @@ def test_overhead_that_was_held_up_is_measured_again(
     assert run.document.ceilings.overhead_s == {
         "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
     }
+
+
+@pytest.mark.slow
+def test_a_repeat_of_the_overhead_that_fails_leaves_the_first(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of the repeat do not end in time. Nothing is missing: the run has the first measurement."""
+    measured, failed = foundation.measure_overhead, list[bool]()
+
+    def once(*arguments: Any, **named: Any) -> list[OverheadSamples]:
+        if failed:
+            with arguments[6]():
+                raise RequestError("its steps did not end")
+            return []
+        failed.append(True)
+        in_time = measured(*arguments[:5], 60.0, *arguments[6:], **named)
+        return [OverheadSamples(item.engine, item.phase, item.batch_size, (HELD_UP_S,) * 8) for item in in_time]
+
+    monkeypatch.setattr(foundation, "measure_overhead", once)
+    run = profile_tiny()
+    assert failed
+    assert run.document.missing == ()
+    assert run.document.ceilings.overhead_s["eager"]["decode"] == {1: HELD_UP_S}
 
 
 @pytest.mark.slow
