@@ -96,10 +96,10 @@ def _few_of_each(
 
 
 def kernel_of(modules: Sequence[Any], dtype: torch.dtype, rows: int, device: torch.device) -> str:
-    """The matmul or conversion of the largest packed linear that takes the host longest: `bitsandbytes::gemv_4bit`."""
+    """The slowest kernel of the largest packed linear, its library's own before torch's: `bitsandbytes::gemv_4bit`."""
     largest = max(modules, key=lambda module: (stored(module).format not in DTYPES, stored(module).weight_bytes))
     x = torch.randn(rows, 1, stored(largest).in_features, dtype=dtype, device=device)
     with torch.inference_mode(), recorded(cuda=False) as seen:
         largest(x)
-    events = [event for event in seen.key_averages() if _MATMUL.search(event.key)]
-    return str(max(events, key=lambda event: event.self_cpu_time_total).key) if events else ""
+    seconds = {event.key: event.self_cpu_time_total for event in seen.key_averages() if _MATMUL.search(event.key)}
+    return max(seconds, key=lambda name: (not name.startswith("aten::"), seconds[name]), default="")

@@ -157,7 +157,7 @@ def test_a_run_times_the_linears_of_every_format(profile_tiny: Callable[..., pro
     assert [item.format for item in found.times][:2] == ["nf4", "bfloat16"]
     assert {item.rows for item in found.times} <= {1, 8, 64}
     assert all(item.time.median_s > 0 and not item.graph for item in found.times), "a CPU has no graph"
-    assert found.times[0].kernel == "bitsandbytes::gemv_4bit"
+    assert found.times[0].kernel in ("bitsandbytes::gemv_4bit", "bitsandbytes::dequantize_4bit"), "by the CPU's units"
     [table, lines] = linears(run)
     assert [row[0] for row in table.rows] == list(dict.fromkeys(item.format for item in found.times))
     assert len(lines.lines) <= 3, "a format that saves nothing has a line"
