@@ -143,7 +143,7 @@ class WeightReadCeiling:
 
 
 @dataclass(frozen=True)
-class CeilingsRemeasured(Fact, kind="roofs_again", into="ceilings_again"):
+class CeilingsRemeasured(Fact, kind="roofs_again", into="remeasured_ceilings"):
     """The ceilings that a verdict depends on, measured again at the end of the run."""
 
     memory: Mapping[str, Ceiling]

@@ -62,7 +62,7 @@ class MergedFacts:
     gaps: dict[Cell, Gap] = field(default_factory=dict)
     forecasts: dict[CellKey, ForecastTime] = field(default_factory=dict)
     drift_readings: list[DriftReading] = field(default_factory=list)
-    ceilings_again: list[CeilingsRemeasured] = field(default_factory=list)
+    remeasured_ceilings: list[CeilingsRemeasured] = field(default_factory=list)
     """The ceilings at the end of the run (of each part of a resumed one); empty in runs of older versions."""
     readings: list[Reading] = field(default_factory=list)
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)

@@ -162,7 +162,10 @@ def over_the_run(facts: Facts) -> Facts:
     ceiling, found = facts.ceilings.compute.get(dtype), faster_matmuls(facts)
     if ceiling is None or not ceiling.measured:
         return facts
-    every = [ceiling, *(later.compute[dtype] for later in facts.ceilings_again if on_gpu and dtype in later.compute)]
+    every = [
+        ceiling,
+        *(later.compute[dtype] for later in facts.remeasured_ceilings if on_gpu and dtype in later.compute),
+    ]
     ceiling = replace(ceiling, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
     if found is not None:
         per_s = found[0].flops_per_s
@@ -435,7 +438,7 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     """
     ceilings = facts.ceilings
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
-    for later in facts.ceilings_again:
+    for later in facts.remeasured_ceilings:
         memory.append(_share(memory_ceiling(later.memory), memory_ceiling(ceilings.memory)))
         compute += [_share(new, first) for _, new, first in _matmuls(ceilings, later)]
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}

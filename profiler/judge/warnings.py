@@ -46,7 +46,7 @@ def run_remarks(facts: Facts, judged: Sequence[Judged]) -> list[str]:
         *swing_words(facts),
         *health_warnings(next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.ceilings),
         *_weight_read(facts.ceilings),
-        *_moved(facts.ceilings, facts.ceilings_again),
+        *_moved(facts.ceilings, facts.remeasured_ceilings),
         *_raised(facts),
         *_parts_exceed(judged),
     ]

@@ -103,7 +103,7 @@ def test_ceilings_that_agree_change_nothing() -> None:
     """Later ceilings within 5 %, or weights read as fast as a stream, change nothing."""
     base, warnings = judged(STEADY)
     assert warnings == []
-    for same in (replace(STEADY, ceilings_again=(later_ceilings(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
+    for same in (replace(STEADY, remeasured_ceilings=(later_ceilings(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
         assert extreme_shares(same) == {}
         assert judged(same) == (base, [])
 
@@ -134,7 +134,7 @@ def test_a_machine_that_slowed_is_judged_under_both_its_ceilings() -> None:
 
     It takes 12.5 ms, so it is above the lower ceiling. Its prefill does not depend on memory.
     """
-    slowed = replace(STEADY, ceilings_again=(later_ceilings(memory=0.6),))
+    slowed = replace(STEADY, remeasured_ceilings=(later_ceilings(memory=0.6),))
     assert extreme_shares(slowed) == {"lowest": (0.6, 1.0)}
     found, warnings = judged(slowed)
     assert len(warnings) == 1
@@ -144,9 +144,9 @@ def test_a_machine_that_slowed_is_judged_under_both_its_ceilings() -> None:
 
 def test_a_label_that_changes_between_the_ceilings_says_so() -> None:
     """Bytes take 10 of 15 ms. At the end of the run memory is twice as fast, and they would take 5 of 15 ms."""
-    moved = replace(facts(decode_s=15e-3), ceilings_again=(later_ceilings(memory=2.0, compute=1.2),))
+    moved = replace(facts(decode_s=15e-3), remeasured_ceilings=(later_ceilings(memory=2.0, compute=1.2),))
     assert extreme_shares(moved) == {"highest": (2.0, 1.2)}
-    assert verdict(judged(replace(moved, ceilings_again=()))[0], DECODE)[0] == "memory-bound"
+    assert verdict(judged(replace(moved, remeasured_ceilings=()))[0], DECODE)[0] == "memory-bound"
     found, warnings = judged(moved)
     assert verdict(found, DECODE) == ("memory-bound", "low", True)
     named = "memory-bound under the ceilings measured first, inconclusive under the highest"
@@ -176,7 +176,7 @@ def test_a_step_above_a_ceiling_proves_something_if_the_ceiling_rose() -> None:
     assert Flag.ABOVE_CEILING in cell_of(judge_run(above)).verdict.flags
     assert (
         Flag.ABOVE_CEILING
-        not in cell_of(judge_run(replace(above, ceilings_again=(later_ceilings(memory=1.5),)))).verdict.flags
+        not in cell_of(judge_run(replace(above, remeasured_ceilings=(later_ceilings(memory=1.5),)))).verdict.flags
     )
 
 

@@ -57,7 +57,7 @@ def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
             repetitions[cell].append(slowed(replace(known[0], round=number, at_unix_s=now_s, wall_s=1.0), slower))
             now_s += 2.0
     drift_readings.append(DriftReading(0.02 * probe_pace(now_s), 0.01 * probe_pace(now_s), now_s))
-    return replace(facts, repetitions=repetitions, drift_readings=drift_readings, ceilings_again=[])
+    return replace(facts, repetitions=repetitions, drift_readings=drift_readings, remeasured_ceilings=[])
 
 
 def shape(judgement: Judgement) -> dict[object, float]:

@@ -77,7 +77,9 @@ def test_a_gpus_ceiling_is_the_range_of_all_its_measurements(kind: str, ends: tu
     first = replace(known.ceilings.compute["float16"], low_per_s=98e12, high_per_s=102e12)
     later = replace(first, per_s=110e12, low_per_s=108e12, high_per_s=112e12)
     ceilings = Ceilings({"float16": first}, {READ: ceiling(1e12)}, 1, True)
-    seen = over_the_run(replace(known, ceilings=ceilings, ceilings_again=[CeilingsRemeasured({}, {"float16": later})]))
+    seen = over_the_run(
+        replace(known, ceilings=ceilings, remeasured_ceilings=[CeilingsRemeasured({}, {"float16": later})])
+    )
     found = seen.ceilings.compute["float16"]
     assert (found.low_per_s, found.high_per_s) == ends
 
