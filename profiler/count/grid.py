@@ -14,6 +14,7 @@ from profiler.data.ceiling_set import sustained_words
 from profiler.data.free_memory import SURE_SHARE
 from profiler.json_document import Document
 from profiler.quant.registry import FORMATS
+from profiler.quant.stored_formats import flag_of
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 
@@ -75,10 +76,12 @@ def next_step(
     counted: GridCount | StepCount, gpus: Mapping[str, bool], tokens: int | float, batch: int | float, ranks: int = 1
 ) -> Lines:
     """What to do next: name a GPU, find a larger one, or measure what the floors leave out. `gpus` says which fit."""
-    model = counted.model if counted.quant == "none" else f"{counted.model} --quant {counted.quant}"
+    model = counted.model + flag_of(counted.quant)
     gpu = next((name.removesuffix(", datasheet") for name, fits in gpus.items() if fits), "")
     if not gpus:
         step = "add --gpu, such as --gpu 'T4,H100 SXM', for the least time there"
+    elif not gpu and counted.quant not in FORMATS:
+        step = "name a GPU with more memory; roofscope gpus lists them"
     elif not gpu:
         step = f"find a GPU on which it fits: roofscope rent {model}"
     elif counted.quant not in FORMATS:

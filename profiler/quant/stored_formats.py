@@ -71,3 +71,9 @@ def quant_of(quant: str, bits: float) -> str:
     if not 1 <= bits <= _MOST_BITS:
         raise RequestError(f"--bits {bits:g} is not possible; give the mean bits per weight, 1 to {_MOST_BITS}.")
     return f"{bits:g} bits"
+
+
+def flag_of(quant: str) -> str:
+    """Return the option that asks for a format, such as ` --quant nf4` or ` --bits 4.85`; empty for none."""
+    match = _BITS.fullmatch(quant)
+    return "" if quant == "none" else f" --bits {match[1]}" if match else f" --quant {quant}"

@@ -200,6 +200,8 @@ def test_table_csv_and_json_have_the_same_figures(roofscope: Callable[..., Any])
         ("", "add --gpu"),
         ("--gpu T4", "measure what the floor leaves out, on T4: roofscope run gpt2 --prompt-lens 512 --batch-sizes 1"),
         ("--gpu T4 --batch 8192", "find a GPU on which it fits: roofscope rent gpt2"),
+        ("--gpu T4 --batch 8192 --quant nvfp4", "name a GPU with more memory; roofscope gpus lists them"),
+        ("--gpu T4 --bits 4.85", "roofscope place FILE --model gpt2 --bits 4.85 --gpu 'T4'"),
         ("--gpu T4 --quant q4_k_m", "compare another tool's figures with the floor: roofscope place FILE --model gpt2"),
     ],
 )
