@@ -153,7 +153,8 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(1, 1, 9)
     path = replace(path_on_cpu(core, step, compiled=True), cache="static", static_cache_len=11)
     assert core.masked(step, path)
-    assert {core.each(step, path).redundant_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
+    repeated_bytes = int(core.each(step, path).redundant_bytes["repeat_kv copies"])
+    assert {repeated_bytes} == set(bytes_of_repeated(calls, core)) != {0}
 
 
 MODELS = (("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32))
