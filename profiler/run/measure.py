@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler import effort
 from profiler.device.contention import Neighbours
 from profiler.engines.transformers import GenerateEngine
-from profiler.errors import describe_error, tolerate_errors
+from profiler.errors import describe_error
 from profiler.facts.measurements import FormatLinears, Replays
 from profiler.facts.repetitions import Gap
 from profiler.fallbacks import Fallback
@@ -128,7 +128,9 @@ def _complete_overhead(session: Session, measured: list[Cell]) -> None:
         begun = {batch for engine, phase, batch in known if (engine, phase) == (name, "decode")}
         missing = {cell.batch_size for cell in measured if cell.engine == name} - begun
         if begun and missing:
-            _measure_overhead(session, missing, {name})
+            what = f"the CPU overhead of batch {', '.join(map(str, sorted(missing)))}"
+            guard = partial(session.stages.optional, what, "the host's share of these steps is unexplained")
+            _measure_overhead(session, missing, {name}, guard)
 
 
 def _measure_overhead(session: Session, batch_sizes: set[int], engines: set[str], guard: Guard | None = None) -> None:
@@ -161,7 +163,8 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
         sizes, engines = {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed}
         if session.subject.machine.captures:  # one measurement serves all sizes, and forecasts compare them
             sizes |= {batch for engine, _, batch in session.ledger.gathered.overhead if engine in engines}
-        _measure_overhead(session, sizes, engines, tolerate_errors)  # the first measurement stands if this one fails
+        guard = partial(session.stages.optional, "the overhead again")  # if it fails, the first measurement stands
+        _measure_overhead(session, sizes, engines, guard)
     if cells:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 

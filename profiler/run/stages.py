@@ -60,12 +60,13 @@ class Stages:
         return dict(self._spent_s)
 
     @contextlib.contextmanager
-    def optional(self, what: str, effect: str) -> Iterator[None]:
+    def optional(self, what: str, effect: str = "") -> Iterator[None]:
         """Context manager for a part without which the run continues: its failure is recorded in `missing`.
 
-        `effect` says what its absence means for the figures. Raises DeviceError if the device is lost.
+        `effect` says what its absence means for the figures; a part without one is not missed. Raises DeviceError if
+        the device is lost.
         """
-        with tolerate_errors(lambda error: self.miss(what, describe_error(error), effect)):
+        with tolerate_errors(lambda error: self.miss(what, describe_error(error), effect) if effect else None):
             yield
             return
         self.machine.recover(what)

@@ -83,10 +83,11 @@ def test_overhead_that_was_held_up_is_measured_again(
 
 
 @pytest.mark.slow
-def test_a_repeat_of_the_overhead_that_fails_leaves_the_first(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("most", [2, 1], ids=["again", "completed"])
+def test_overhead_that_fails_later_is_missing_only_where_nothing_was_measured(
+    most: int, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps of the repeat do not end in time. Nothing is missing: the run has the first measurement."""
+    """The first measurement has decode steps of at most `most` sequences; the steps of a second one do not end."""
     measured, failed = foundation.measure_overhead, list[bool]()
 
     def once(*arguments: Any, **named: Any) -> list[OverheadSamples]:
@@ -96,13 +97,14 @@ def test_a_repeat_of_the_overhead_that_fails_leaves_the_first(
             return []
         failed.append(True)
         in_time = measured(*arguments[:5], 60.0, *arguments[6:], **named)
-        return [OverheadSamples(item.engine, item.phase, item.batch_size, (HELD_UP_S,) * 8) for item in in_time]
+        found = [OverheadSamples(item.engine, item.phase, item.batch_size, (HELD_UP_S,) * 8) for item in in_time]
+        return [item for item in found if item.phase == "prefill" or item.batch_size <= most]
 
     monkeypatch.setattr(foundation, "measure_overhead", once)
-    run = profile_tiny()
+    run = profile_tiny(batch_sizes=[1, 2])
     assert failed
-    assert run.document.missing == ()
-    assert run.document.ceilings.overhead_s["eager"]["decode"] == {1: HELD_UP_S}
+    assert [part.what for part in run.document.missing] == ["the CPU overhead of batch 2"][: 2 - most]
+    assert run.document.ceilings.overhead_s["eager"]["decode"] == dict.fromkeys(range(1, most + 1), HELD_UP_S)
 
 
 @pytest.mark.slow
