@@ -1,6 +1,7 @@
 """A cell in four stages, each with the one before: its key, its time, the terms of that time, and its limit.
 
-The third stage is `Measurement` (profiler/judge/regimes.py)."""
+The third stage is `Measurement` (profiler/judge/regimes.py).
+"""
 
 from __future__ import annotations
 
