@@ -48,6 +48,10 @@ class CaptureError(RequestError):
     """Work that cannot be recorded as a CUDA graph."""
 
 
+class OutOfTimeError(RequestError):
+    """Work that did not end within its share of a budget."""
+
+
 class NoFreeMemoryError(RequestError):
     """Work that needs more memory than is available."""
 

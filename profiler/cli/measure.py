@@ -90,7 +90,7 @@ def _naming_what_is_kept(folder: Path, listener: QuietListener) -> Iterator[None
 
 def _refuse_gaps(runs: Sequence[Run]) -> None:
     """Exit with `EXIT_INCOMPLETE` if one of the runs has a cell without a number or a part that failed."""
-    if any(run.document.missing or any(math.isnan(row.latency_s) for row in run.results) for run in runs):
+    if any(run.document.failed or any(math.isnan(row.latency_s) for row in run.results) for run in runs):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

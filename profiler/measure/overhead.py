@@ -25,7 +25,7 @@ from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import RequestError, tolerate_errors
+from profiler.errors import OutOfTimeError, tolerate_errors
 from profiler.facts.ceilings import AGREE
 from profiler.facts.overhead import Calls, OverheadSamples
 from profiler.facts.step import Step
@@ -129,13 +129,13 @@ def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
 
 
 def _in_time(bench: _Bench) -> AbstractContextManager[None]:
-    """Context manager in which a step of the overhead model that begins after twice the time raises RequestError."""
+    """Context manager in which a step of the overhead model that begins after twice the time raises OutOfTimeError."""
     most_s = max(2 * bench.budget_s, _LEAST_S)
     end_s = bench.machine.now_s() + most_s
 
     def step(run: Callable[..., object], *arguments: Any) -> object:
         if bench.machine.now_s() > end_s:
-            raise RequestError(f"its steps did not end within {duration(most_s)}")
+            raise OutOfTimeError(f"its steps did not end within {duration(most_s)}")
         return run(*arguments)
 
     return patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")})

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from profiler.device.machine import Machine
 from profiler.effort import Effort
-from profiler.errors import describe_error, tolerate_errors
+from profiler.errors import OutOfTimeError, describe_error, tolerate_errors
 from profiler.measure.schedule import Progress
 from profiler.store.document import Missing
 from profiler.units import time_left
@@ -66,7 +66,12 @@ class Stages:
         `effect` says what its absence means for the figures; a part without one is not missed. Raises DeviceError if
         the device is lost.
         """
-        with tolerate_errors(lambda error: self.miss(what, describe_error(error), effect) if effect else None):
+
+        def failed(error: Exception) -> None:
+            if effect:
+                self.miss(what, describe_error(error), effect, cut=isinstance(error, OutOfTimeError))
+
+        with tolerate_errors(failed):
             yield
             return
         self.machine.recover(what)
@@ -77,10 +82,10 @@ class Stages:
             return call()
         return None
 
-    def miss(self, what: str, why: str, effect: str) -> None:
-        """Record that a part of the run failed; only the first of several failures with one reason is recorded."""
+    def miss(self, what: str, why: str, effect: str, *, cut: bool = False) -> None:
+        """Record that a part of the run failed or was cut; of several with one reason, only the first is recorded."""
         if all((part.what, part.why) != (what, why) for part in self.missing):
-            self.missing.append(Missing(what, why, effect))
+            self.missing.append(Missing(what, why, effect, cut))
             self.listener.stage(self.missing[-1].sentence)
 
     def _end(self) -> None:

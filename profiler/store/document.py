@@ -150,18 +150,20 @@ class HealthRecord:
 
 @dataclass(frozen=True)
 class Missing:
-    """A part of a run that failed without ending the run."""
+    """A part of a run that failed, or was cut by the budget, without ending the run."""
 
     what: str
     """The name of the part, such as `overhead` or `the replays`."""
     why: str
     """The first line of the error."""
     effect: str
-    """What the failure means for the figures."""
+    """What its absence means for the figures."""
+    cut: bool = False
+    """Whether the budget ended it, not an error."""
 
     @property
     def sentence(self) -> str:
-        return f"{self.what} failed ({self.why}): {self.effect}."
+        return f"{self.what} {'was cut' if self.cut else 'failed'} ({self.why}): {self.effect}."
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class RunDocument:
     set_up_warnings: tuple[str, ...] = ()
     """Warnings that were known before the first measurement."""
     missing: tuple[Missing, ...] = ()
-    """Parts of the run that failed; the step times do not depend on them."""
+    """Parts of the run that failed or were cut; the step times do not depend on them."""
     fallbacks: tuple[Fallback, ...] = ()
     """Slower code that ran because a library lacks a package or a kernel, as the library warned."""
     finished: bool = False
@@ -265,6 +267,11 @@ class RunDocument:
     """What may be wrong with the figures, in sentences."""
     remarks: tuple[str, ...] = ()
     """Those of the warnings that change no conclusion, since the verdicts already take them into account."""
+
+    @property
+    def failed(self) -> tuple[Missing, ...]:
+        """Parts that an error ended, not the budget."""
+        return tuple(part for part in self.missing if not part.cut)
 
     @property
     def requested(self) -> Grid:

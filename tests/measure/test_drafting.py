@@ -11,7 +11,6 @@ import pytest
 import torch
 from subjects import PLANTED, subject_of
 
-from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.errors import RequestError
 from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
@@ -126,7 +125,7 @@ def test_a_run_says_whether_drafts_pay(
     found = roofscope(
         *arguments, "--budget", "5", "--no-trials", "--full", "--draft", str(short_folder), "--out", str(folder)
     )
-    assert found.code in (0, EXIT_INCOMPLETE), found.err  # so short a budget may not measure a busy host's overhead
+    assert found.code == 0, found.err
     screen = " ".join(found.out.split())
     assert f"drafts of {short_folder.name} at batch 1:" in screen
     assert "16, the same as without drafts" in screen

@@ -24,7 +24,7 @@ import profiler
 from profiler.device.device import ENVIRONMENT
 from profiler.effort import STANDARD
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import DeviceError, RankError, RequestError, RunError
+from profiler.errors import DeviceError, OutOfTimeError, RankError, RequestError, RunError
 from profiler.facts.repetitions import Gap
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
@@ -223,8 +223,11 @@ def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: 
     listener.stage.assert_called_once_with(
         "the replays failed (AttributeError: no attribute 'cos'): kernels have no times."
     )
-    assert [part.what for part in stages.missing] == ["the replays"]
     assert alive == [None]
+    with stages.optional("the overhead", "it is unexplained"):
+        raise OutOfTimeError("its steps did not end within 2.00 s")
+    listener.stage.assert_called_with("the overhead was cut (its steps did not end within 2.00 s): it is unexplained.")
+    assert [(part.what, part.cut) for part in stages.missing] == [("the replays", False), ("the overhead", True)]
 
 
 def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

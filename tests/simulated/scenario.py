@@ -70,7 +70,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
     with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # these pages are not needed
         code = command_line("run", str(folder), **requested)
     run = read_run(requested["out"])
-    assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)
+    assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.failed else 0)
     return run, world
 
 
