@@ -70,15 +70,22 @@ class Overhead:
 
 
 def overhead_of(samples: OverheadSamples) -> Overhead:
-    """Return the overhead of a step from its samples."""
-    isolated = undisturbed(samples.alone_s)
+    """Return the overhead of a step from its samples.
+
+    A real step finds cold caches, which cannot make it faster. So the step in isolation is the lower bound, even if
+    contention made the one among linears faster.
+    """
+    alone = undisturbed(samples.alone_s)
     if not samples.bare_s:
         # On CUDA the launch of a replayed kernel overlaps with the kernel before it, so nothing counts twice.
-        own_s, half_width_s, least_s = isolated.quartile_s, isolated.half_width_s, min(samples.alone_s)
-        return Overhead(own_s, 0.0, half_width_s=half_width_s, waits=samples.waits, least_s=least_s)
-    among = undisturbed(samples.among_s) if samples.among_s else LowerQuartile(isolated.quartile_s, 0.0)
+        least_s = min(samples.alone_s)
+        return Overhead(alone.quartile_s, 0.0, half_width_s=alone.half_width_s, waits=samples.waits, least_s=least_s)
+    among = undisturbed(samples.among_s) if samples.among_s else LowerQuartile(alone.quartile_s, 0.0)
+    step_s = max(among.quartile_s, alone.quartile_s)
     calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
-    return cold_overhead(isolated, among, calls_s, sum(call.total_s for call in samples.conversions))
+    in_kernels_s = min(calls_s, step_s)
+    in_conversions_s = min(sum(call.total_s for call in samples.conversions), in_kernels_s)
+    return Overhead(step_s, in_kernels_s, in_conversions_s, math.hypot(among.half_width_s, alone.half_width_s))
 
 
 def bounded_by_steps(
@@ -127,16 +134,3 @@ def overhead_seconds(overhead: Mapping[tuple[str, Phase, int], Overhead]) -> dic
     for (engine, phase, batch), step in overhead.items():
         seconds.setdefault(engine, {}).setdefault(phase, {})[batch] = step.step_s
     return seconds
-
-
-def cold_overhead(warm: LowerQuartile, among: LowerQuartile, calls_s: float, converting_s: float = 0.0) -> Overhead:
-    """Return the overhead within a real step, which finds cold caches.
-
-    `warm` is the overhead model's step in isolation, `among` its step between the model's linears, `calls_s` its bare
-    calls. Cold caches cannot make a step faster, so `warm` is the lower bound, even if contention made `among` lower.
-    The calls are a part of the step, and those that only convert between formats (`converting_s`) a part of the calls.
-    """
-    step_s = max(among.quartile_s, warm.quartile_s)
-    in_kernels_s = min(calls_s, step_s)
-    half_width_s = math.hypot(among.half_width_s, warm.half_width_s)
-    return Overhead(step_s, in_kernels_s, min(converting_s, in_kernels_s), half_width_s)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
 import pytest
 
-from profiler.facts.overhead import Calls, OverheadSamples, cold_overhead, overhead_of
+from profiler.facts.overhead import Calls, OverheadSamples, overhead_of
 from profiler.facts.repetitions import Repetition
 from profiler.grid.cells import Cell
 from profiler.judge.cells import joules_a_token
-from profiler.stats import LowerQuartile
 
-WARM = LowerQuartile(6e-3, 3e-4)
-
-
-def test_overhead_is_that_of_a_step_with_cold_caches() -> None:
-    found = cold_overhead(WARM, LowerQuartile(10.5e-3, 4e-4), 2e-3)
-    assert (found.step_s, found.in_kernels_s) == (10.5e-3, 2e-3)
-    assert found.half_width_s == pytest.approx(5e-4)
-    assert cold_overhead(WARM, LowerQuartile(7e-3, 4e-4), 9e-3).in_kernels_s == 7e-3, "bare calls are a part of it"
+SAMPLES = OverheadSamples("eager", "decode", 1, alone_s=(6e-3,) * 8, bare_s=(2e-3,) * 4)
+"""Steps of 6 ms in isolation, with 2 ms of calls."""
 
 
-@pytest.mark.parametrize("difference_s", [-4e-3, 0.0, 2e-3])
-def test_a_busy_machine_cannot_make_overhead_less_than_the_overhead_models_own(difference_s: float) -> None:
-    """Two times on a disturbed machine may differ by any amount, but cold caches never make a step faster."""
-    found = cold_overhead(WARM, LowerQuartile(difference_s, 9e-3), 2e-3)
-    assert (found.step_s, found.in_kernels_s) == (6e-3, 2e-3)
-    assert found.half_width_s > found.step_s
+@pytest.mark.parametrize(
+    ("among_s", "calls_s", "found_s"),
+    [
+        (10.5e-3, 2e-3, (10.5e-3, 2e-3)),
+        (7e-3, 9e-3, (7e-3, 7e-3)),
+        (-4e-3, 2e-3, (6e-3, 2e-3)),
+        (0.0, 2e-3, (6e-3, 2e-3)),
+    ],
+)
+def test_overhead_is_that_of_a_step_with_cold_caches(
+    among_s: float, calls_s: float, found_s: tuple[float, ...]
+) -> None:
+    """Bare calls are a part of it. Two times on a busy machine may differ by any amount, but cold caches never help."""
+    found = overhead_of(replace(SAMPLES, among_s=(among_s,) * 8, bare_s=(calls_s,) * 4))
+    assert (found.step_s, found.in_kernels_s) == found_s
+
+
+def test_half_widths_of_both_steps_add_in_quadrature() -> None:
+    """The quartiles of nine samples 1 ms apart are 5 ms apart: 1.57 x 5 / 3 = 2.62 ms; twice as far, twice that."""
+    apart = tuple(1e-3 * number for number in range(9))
+    found = overhead_of(replace(SAMPLES, alone_s=apart, among_s=tuple(2 * each for each in apart)))
+    assert found.half_width_s == pytest.approx(2.617e-3 * math.hypot(1, 2), rel=1e-3)
 
 
 def test_overhead_is_what_the_overhead_model_takes_among_the_weights() -> None:
