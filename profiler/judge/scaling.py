@@ -100,8 +100,7 @@ class DoublingTest:
 
     def holds(self, key: CellKey) -> bool:
         """Whether a cell belongs to the series."""
-        columns = _columns(key)
-        return all(columns[name] == value for name, value in self.fixed.items())
+        return self.series in series_of(key)
 
 
 def scaling(
@@ -273,13 +272,9 @@ def size_of(key: CellKey, axis: Axis) -> int:
     return {"batch": key.cell.batch_size, "prompt": key.cell.prompt_len, "context": key.context_len}[axis]
 
 
-def _columns(key: CellKey) -> dict[str, str | int]:
-    return {**columns_of(key), "filled": "by a prompt" if key.cell.prompt_len else "directly"}
-
-
 def series_of(key: CellKey) -> Iterator[Series]:
     """The series to which a cell may belong."""
-    columns = _columns(key)
+    columns = columns_of(key) | {"filled": "by a prompt" if key.cell.prompt_len else "directly"}
     for axis, fixed in _FIXED.items():
         if _PHASE_OF.get(axis, key.phase) == key.phase:
             yield axis, tuple(columns[name] for name in fixed)
