@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from profiler.counting.count import counted_module
+from profiler.counting.cache import counted_model
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import EngineKind
@@ -24,17 +24,16 @@ from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.savings import trial_results
-from profiler.loading.config import config_from, load_config
+from profiler.loading.config import config_from
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
-from profiler.loading.request import DTYPES, dtype_name, in_16_bits, model_dtype, most_positions
+from profiler.loading.request import DTYPES, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
 from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.checkpoints import counted_config
 from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant
-from profiler.quant.stored_formats import quant_of, stored_format
+from profiler.quant.stored_formats import quant_of
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -92,8 +91,7 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
         raise RunError(f"{folder} has no readable {CONFIG_FILE}, so its cells cannot be counted.") from None
     quant: Quant = model.quant if model.quant in FORMATS else "none"
     config = config_from(content, str(path))
-    with quiet_libraries():
-        return build_on_meta(config, DTYPES[model.dtype], quant)
+    return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
 _LARGER_BATCHES = (2, 4)
@@ -200,17 +198,11 @@ def _factors(
 def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
     """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name or without a basis."""
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
-    known_quant(quant, counted=True)
-    config = counted_config(load_config(source), request.dtype != "auto")
-    dtype = model_dtype(request.dtype, config)
-    if quant != "none":  # the parts that a format leaves dense run in 16 bits
-        check_packed_dtype(request.dtype, quant)
-        dtype = in_16_bits(dtype)
-    if request.dtype == "auto" and sheet.peak_flops_per_s(dtype_name(dtype)) is None:
-        dtype = DTYPES[sheet.sustained_dtype]
-    with quiet_libraries():
-        module = build_on_meta(config, dtype, "none" if stored_format(quant) else quant)
-    counted = counted_module(module, config, dtype, quant)
+    check_packed_dtype(request.dtype, quant)
+    # The parts that a format leaves dense run in 16 bits.
+    counted = counted_model(source, request.dtype, quant, rented=quant != "none")
+    if request.dtype == "auto" and sheet.peak_flops_per_s(counted.dtype) is None:
+        counted = replace(counted, dtype=sheet.sustained_dtype)
     grid = make_grid(
         request.prompt_lens or ("" if request.context_lens else "64,128,256,512"),
         request.batch_sizes or "1,2,4,8",

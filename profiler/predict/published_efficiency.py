@@ -247,11 +247,6 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
     return WorkAt(flops, weight_bytes, other_bytes, uncertain_bytes)
 
 
-def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
-    """`engine` if it has published figures of a format; else None, since other engines have other kernels."""
-    return engine if format_ in formats_of(engine) else None
-
-
 # The lowest CUDA compute capability of a kind of engine: that of vLLM (0.14, docs/getting_started/installation/gpu).
 _OF_ENGINE: dict[EngineKind, float] = {"compiled": 7.0}
 # And of weights that are published packed: vLLM's Mxfp4Config, and its documentation of FP8 and AWQ; transformers'
@@ -289,8 +284,8 @@ def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: s
 def no_basis(quant: str, engine: EngineKind) -> str:
     """Why a format of `--quant` has no range in an engine kind, and what has one, as the end of a sentence."""
     kinds: tuple[EngineKind, ...] = ("eager", "compiled")
-    instead = [f"--engine {kind}" for kind in kinds if kind != engine and basis_for(published_as(quant), kind)]
-    instead.append("--quant " + ", ".join(name for name in FORMATS if basis_for(published_as(name), engine)))
+    instead = [f"--engine {kind}" for kind in kinds if kind != engine and published_as(quant) in formats_of(kind)]
+    instead.append("--quant " + ", ".join(name for name in FORMATS if published_as(name) in formats_of(engine)))
     return (
         f"no basis: no figure of {quant} in {ENGINE_WORDS[engine]} is published, and other engines have other kernels;"
         f" use {' or '.join(instead)}."
@@ -329,7 +324,7 @@ def steps_by_datasheet(
     no peak of the model's dtype.
     """
     format_ = published_as(quant)
-    if basis_for(format_, engine) is None:
+    if format_ not in formats_of(engine):
         raise RequestError(f"{sheet.gpu} has {no_basis(quant, engine)}")
     if why := obstacle_on(sheet, engine, format_, counted.published if quant == "none" else None):
         raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")

@@ -17,14 +17,14 @@ from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import gpu_called
 from profiler.data.prices import Price, newest_prices
-from profiler.data.published_results import MIXTURE, coverage_sentences, published
+from profiler.data.published_results import MIXTURE, coverage_sentences, formats_of, published
 from profiler.errors import RequestError
 from profiler.grid.cells import Grid
 from profiler.grid.ranges import check_positions
 from profiler.json_document import Document
 from profiler.loading.source import resolve
 from profiler.predict.operator_arrays import StepArrays
-from profiler.predict.published_efficiency import basis_for, form_of, no_basis, steps_by_datasheet
+from profiler.predict.published_efficiency import form_of, no_basis, steps_by_datasheet
 from profiler.quant.registry import published_as
 from profiler.rent.options import MOST_BATCH, RentOptions
 from profiler.units import scaled, short_count
@@ -90,7 +90,7 @@ def rent(request: RentOptions) -> RentDocument:
 
     Raises RequestError for an impossible request, or if the model fits no GPU, or no published figure covers it.
     """
-    if basis_for(published_as(request.quant), request.kind) is None:
+    if published_as(request.quant) not in formats_of(request.kind):
         raise RequestError(f"{request.model} has {no_basis(request.quant, request.kind)}")
     counted = counted_model(resolve(request.model), quant=request.quant, rented=True)
     check_positions(counted.max_positions, request.prompt + request.new, "a shorter --prompt or fewer --new")
