@@ -125,16 +125,12 @@ def fit_efficiency(points: Sequence[PublishedFigure], near: Shares) -> Shares:
     return best_of({**finer, "memory": np.minimum(finer["memory"], 1.0)}, best)
 
 
-def dense_shares(points: Sequence[PublishedFigure], kind: EngineKind) -> Shares:
-    """The shares of an engine kind with dense weights, for which there are most figures."""
-    dense = [point for point in points if point.kind == kind and family_of_point(point) == "dense"]
-    return fit_efficiency(dense, _PRIOR[kind]) if dense else _PRIOR[kind]
-
-
-def shares_of(points: Sequence[PublishedFigure], kind: EngineKind, family: str, dense: Shares) -> Shares:
-    """The shares of an engine kind with a format family, with the `dense` shares as the prior."""
-    family_points = [point for point in points if point.kind == kind and family_of_point(point) == family]
-    return fit_efficiency(family_points, dense) if family_points and family != "dense" else dense
+@cache
+def shares_of(points: tuple[PublishedFigure, ...], kind: EngineKind, family: str) -> Shares:
+    """The shares of an engine kind with a format family; the prior is dense weights, of which there are most figures."""
+    prior = _PRIOR[kind] if family == "dense" else shares_of(points, kind, "dense")
+    chosen = [point for point in points if point.kind == kind and family_of_point(point) == family]
+    return fit_efficiency(chosen, prior) if chosen else prior
 
 
 def family_of_point(point: PublishedFigure) -> str:
@@ -150,24 +146,23 @@ class Stray:
     """log(published / typical time)."""
 
 
-def strays(points: Sequence[PublishedFigure], kind: EngineKind) -> list[Stray]:
+def strays(points: tuple[PublishedFigure, ...], kind: EngineKind) -> list[Stray]:
     """The deviation of every point of an engine kind from a fit that left out its publisher."""
     deviations: list[Stray] = []
     kind_points = [point for point in points if point.kind == kind]
     for publisher in sorted({point.publisher for point in kind_points}):
         left_out = [point for point in kind_points if point.publisher == publisher]
-        others = [point for point in kind_points if point.publisher != publisher]
-        dense = dense_shares(others, kind)
+        others = tuple(point for point in kind_points if point.publisher != publisher)
         for family in sorted({family_of_point(point) for point in left_out}):
             chosen = [point for point in left_out if family_of_point(point) == family]
-            typical_s = shares_of(others, kind, family, dense).step_s(steps_of(chosen)).tolist()
+            typical_s = shares_of(others, kind, family).step_s(steps_of(chosen)).tolist()
             pairs = zip(chosen, typical_s, strict=True)
             deviations += [Stray(point, math.log(point.latency_s / step_s)) for point, step_s in pairs]
     return deviations
 
 
 def attained_by(
-    points: Sequence[PublishedFigure], kind: EngineKind, family: str, left_out: Sequence[Stray]
+    points: tuple[PublishedFigure, ...], kind: EngineKind, family: str, left_out: Sequence[Stray]
 ) -> Efficiency:
     """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
     step_kinds: tuple[StepKind, ...] = ("prefill", "one sequence", "several sequences")
@@ -176,8 +171,7 @@ def attained_by(
         for step_kind in step_kinds
         for side, end in zip(("low", "high"), _spread(left_out, family, step_kind), strict=True)
     }
-    shares = shares_of(points, kind, family, dense_shares(points, kind))
-    return Efficiency(**vars(shares), kind=kind, family=family, **ends)
+    return Efficiency(**vars(shares_of(points, kind, family)), kind=kind, family=family, **ends)
 
 
 def fitted() -> list[Efficiency]:
@@ -283,7 +277,7 @@ def left_out() -> tuple[LeftOut, ...]:
     results: list[LeftOut] = []
     for publisher in sorted({point.publisher for point in published()}):
         held_out = [point for point in published() if point.publisher == publisher]
-        others = [point for point in published() if point.publisher != publisher]
+        others = tuple(point for point in published() if point.publisher != publisher)
         covered = {(point.kind, point.form, point.phase) for point in others}
         for kind in sorted({point.kind for point in held_out}):
             spread = strays(others, kind)
