@@ -41,6 +41,14 @@ def timed_step(flops: float, nbytes: float, low_s: float, high_s: float, **field
     return Timed(KEY, [work], "ok", time=Estimate((low_s + high_s) / 2, low_s, high_s, 9), **fields)
 
 
+def breakdown(half_widths_s: Mapping[str, float] | None = None, **terms: float) -> TimeBreakdown:
+    """A breakdown of these terms, which add up to its time; terms that are not given are 0."""
+    all_s = dict.fromkeys(TERMS, 0.0) | terms
+    floor_s = all_s["weights_s"] + all_s["kv_s"] + all_s["compute_s"]
+    widths_s = half_widths_s or {}
+    return TimeBreakdown(latency_s=sum(all_s.values()), floor_s=floor_s, half_widths_s=widths_s, **all_s)
+
+
 def judged(
     key: CellKey, parts: TimeBreakdown, verdict: Verdict, *operators: OperatorWork, grade: Noise = "quiet",
     repetitions: Sequence[Repetition] = (), ceilings: StepCeilings = CEILINGS, tried: tuple[TrialResult, ...] = (),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_answer import KEY, SETTING, breakdown, of_parts
+from made_facts import breakdown
+from test_answer import KEY, SETTING, of_parts
 
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
@@ -30,7 +31,7 @@ def result(before_s: float, after_s: float, change: ChangeId = ChangeId.DTYPE, *
 
 def cell(phase: Phase, latency_s: float, *tried: TrialResult, batch: int = 1, **more: Any) -> Judged:
     """A prefill or a step of 64 tokens, half of it unexplained."""
-    parts = breakdown(latency_s, latency_s / 2, unexplained_s=latency_s / 2)
+    parts = breakdown(weights_s=latency_s / 2, unexplained_s=latency_s / 2)
     return of_parts(parts, "mixed", CellKey(phase, Cell(batch, 64, 32)), tried=tried, **more)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from machines import ceiling
-from made_facts import facts, judged, pairs
+from made_facts import breakdown, facts, judged, pairs
 
 from profiler.facts.ceilings import CurvePoint
 from profiler.facts.operators import Cause, OperatorWork
@@ -18,7 +18,7 @@ from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
 from profiler.judge.answer import answer_of
-from profiler.judge.breakdown import TERMS, TimeBreakdown
+from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, changes
 from profiler.judge.judge_run import judge_run
@@ -29,12 +29,6 @@ CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
 KEY = CellKey("decode", CELL)
 CASES = list(csv.DictReader(Path(__file__).with_name("answers.csv").read_text().splitlines()))
 SETTING = Setting(1e12, 100e12, weight_bits=4.5, here=Circumstances(True, "float16"))
-
-
-def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdown:
-    """Return a breakdown at the ceiling of its weights; terms that are not given are 0."""
-    zeros = dict.fromkeys(TERMS, 0.0)
-    return TimeBreakdown(latency_s=latency_s, floor_s=weights_s, **{**zeros, "weights_s": weights_s, **terms})
 
 
 def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, *operators: OperatorWork, **more: Any) -> Judged:
@@ -70,7 +64,7 @@ def cell_of(text: str) -> Judged:
     terms = {f"{name}_s": ms / 1e3 for name, ms in given.items()}
     lengths = {"prompt_len": 64} if phase == "prefill" else {"prompt_len": 0, "context_len": 64}
     key = CellKey(cast(Phase, phase), Cell(int(batch), new_tokens=8, **lengths))
-    return of_parts(breakdown(sum(terms.values()), **terms), cast(Regime, regime), key, work, grade=grade)
+    return of_parts(breakdown(**terms), cast(Regime, regime), key, work, grade=grade)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["reason"] for case in CASES])

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_facts import KEY, judged, pairs
+from made_facts import KEY, breakdown, judged, pairs
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.overhead import Overhead
 from profiler.grid.cells import Cell, CellKey, Phase
-from profiler.judge.breakdown import TERMS, StepCeilings, TimeBreakdown
+from profiler.judge.breakdown import StepCeilings
 from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, changes, not_tried, promised_s
 from profiler.judge.regimes import Flag, Verdict
@@ -39,13 +39,9 @@ def cell(
     **terms: float,
 ) -> Judged:
     """A step of these operators, terms, `parts` of its redundant time, and `more` arguments of `judged`."""
-    named = dict.fromkeys(TERMS, 0.0) | terms
     if parts:
-        named["redundant_s"] = sum(parts.values())
-    total, device = sum(named.values()), named["weights_s"] + named["kv_s"] + named["compute_s"]
-    widths_s = {"overhead_s": half_width_s}
-    split = TimeBreakdown(latency_s=total, floor_s=device, half_widths_s=widths_s, **named)
-    key = CellKey(phase, Cell(batch, 512, 32))
+        terms["redundant_s"] = sum(parts.values())
+    key, split = CellKey(phase, Cell(batch, 512, 32)), breakdown({"overhead_s": half_width_s}, **terms)
     return judged(key, split, verdict, *operators, redundant_s=dict(parts or {}), **(more or {}))
 
 

@@ -18,39 +18,44 @@ from profiler.report.glossary import GLOSSARY
 from profiler.report.plots.style import REGIME_COLOR
 
 
+def measured(
+    latency_s: float, flops: float, weight_bytes: float, ceilings: StepCeilings, flops_per_s: float = 1e14,
+    replayed_s: float | None = None, **of_cell: Any,
+) -> Measurement:  # fmt: skip
+    """A step of one operator with all the work, whose time is known to half a percent."""
+    operator = Demand("all", "mlp", flops, weight_bytes, 0.0, flops_per_s, replayed_s)
+    cell = timed_step(flops, weight_bytes, 0.995 * latency_s, 1.005 * latency_s, **of_cell)
+    return Measurement(break_down(latency_s, [operator], 0.0, ceilings), cell, flops_per_s, ceilings)
+
+
 def verdict(
-    latency_s: float, flops: float, weight_bytes: float, *, bytes_per_s: float, flops_per_s: float,
-    overhead_s: float | None = None, overlaps: bool = True, scale: float = 1.0,
+    latency_s: float, flops: float, weight_bytes: float, *, overhead_s: float, bytes_per_s: float = 1e12,
+    overlaps: bool = True, scale: float = 1.0,
 ) -> Verdict:  # fmt: skip
-    """Judge one operator with all the work; `scale` multiplies the time and divides the ceilings."""
-    operator = Demand("all", "mlp", flops, weight_bytes, 0.0, flops_per_s / scale)
-    overhead = None if overhead_s is None else Overhead(overhead_s * scale, 0.0)
-    ceilings = StepCeilings(bytes_per_s / scale, overhead, overlaps)
-    split = break_down(latency_s * scale, [operator], 0.0, ceilings)
-    cell = timed_step(flops, weight_bytes, latency_s * scale * 0.995, latency_s * scale * 1.005)
-    return judge_cell(Measurement(split, cell, flops_per_s / scale, ceilings))
+    """`scale` multiplies the times and divides the ceilings."""
+    ceilings = StepCeilings(bytes_per_s / scale, Overhead(overhead_s * scale, 0.0), overlaps)
+    return judge_cell(measured(latency_s * scale, flops, weight_bytes, ceilings, 1e14 / scale))
 
 
 def test_a_step_that_overhead_fills_has_no_time_of_the_device_to_share() -> None:
     """Overhead measured at another moment may exceed the step: bytes then have no share of what is left of it."""
-    found = verdict(0.8, 1e9, 6e8, bytes_per_s=1e10, flops_per_s=1e13, overhead_s=0.84, overlaps=False)
+    found = verdict(0.8, 1e9, 6e8, bytes_per_s=1e10, overhead_s=0.84, overlaps=False)
     assert found.regime == "overhead-bound"
     assert not any("device's time" in item.signal for item in found.evidence)
 
 
 def test_a_device_that_waited_for_its_host_at_the_start_of_a_prefill_works_on() -> None:
     """A quarter of 40 ms is idle and the rest is bytes: a faster device saves most, unless the host fills the step."""
-    operator = Demand("all", "mlp", 1e9, 3e10, 0.0, 1e14, replayed_s=30e-3)
     for host_s, idle_share, regime in (
         (20e-3, 0.5, "memory-bound"), (39e-3, 0.5, "mixed"), (40e-3, 0.0, "mixed"),
     ):  # fmt: skip
         ceilings = StepCeilings(
             1e12, Overhead(host_s, 0.0), overlaps=True, idle_share=idle_share, idle_most=2 * idle_share
         )
-        split = break_down(40e-3, [operator], 0.0, ceilings)
-        assert (split.overhead_s, split.unexplained_s) == (pytest.approx(10e-3), pytest.approx(0.0, abs=1e-9))
-        cell = timed_step(1e9, 3e10, 39.9e-3, 40.1e-3)
-        assert judge_cell(Measurement(split, cell, 1e14, ceilings)).regime == regime
+        step = measured(40e-3, 1e9, 3e10, ceilings, replayed_s=30e-3)
+        assert step.terms.overhead_s == pytest.approx(10e-3)
+        assert step.terms.unexplained_s == pytest.approx(0.0, abs=1e-9)
+        assert judge_cell(step).regime == regime
 
 
 @given(
@@ -60,18 +65,17 @@ def test_a_device_that_waited_for_its_host_at_the_start_of_a_prefill_works_on() 
 def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     latency_s: float, flops: float, bytes_: float, overhead_s: float, scale: float, overlaps: bool
 ) -> None:
-    machine = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "overhead_s": overhead_s, "overlaps": overlaps}
-    one, other = (verdict(latency_s, flops, bytes_, scale=by, **machine) for by in (1.0, scale))  # type: ignore[arg-type]
+    one, other = (
+        verdict(latency_s, flops, bytes_, overhead_s=overhead_s, overlaps=overlaps, scale=by) for by in (1.0, scale)
+    )
     assert one.regime == other.regime
 
 
 def hosted_case(issue_s: float | None = None, depth_side: str = "", **of_cell: Any) -> Verdict:
     """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
-    ceilings = StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True)
-    operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
-    parts = break_down(10e-3, [operator], 0.0, ceilings)
-    cell = timed_step(1e9, 6e9, 9.95e-3, 10.05e-3, **of_cell)
-    return judge_cell(Measurement(parts, cell, 680e12, replace(ceilings, issue_s=issue_s), depth_side=depth_side))
+    step = measured(10e-3, 1e9, 6e9, StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True), 680e12, **of_cell)
+    ceilings = replace(step.ceilings, issue_s=issue_s)
+    return judge_cell(replace(step, ceilings=ceilings, depth_side=depth_side))
 
 
 def test_a_power_cap_is_flagged() -> None:
@@ -97,10 +101,7 @@ RANK = {"low": 0, "medium": 1, "high": 2}
 @given(st.floats(0.62, 1.0), st.sampled_from(["", "memory"]), st.booleans())
 def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float, side: str, graph: bool) -> None:
     """A flat doubling and a graph that saves nothing agree with a memory-bound step."""
-    ceilings = StepCeilings(1e12, Overhead(1e-4, 0.0), overlaps=True)
-    operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
-    cell = timed_step(1e9, share * 1e10, 0.995e-2, 1.005e-2)
-    bare = Measurement(break_down(1e-2, [operator], 0.0, ceilings), cell, 1e14, ceilings)
+    bare = measured(1e-2, 1e9, share * 1e10, StepCeilings(1e12, Overhead(1e-4, 0.0), overlaps=True))
     more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
     assert RANK[judge_cell(more).confidence] >= RANK[judge_cell(bare).confidence]
     against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")
@@ -113,8 +114,7 @@ def test_a_step_of_which_one_ceiling_explains_most_is_not_mixed(
 ) -> None:
     """One ceiling needs 65 to 95 % of the step, the other at most 0.7 times as much, and the host 1 %."""
     by_memory, by_compute = (share, other * share) if regime == "memory-bound" else (other * share, share)
-    ceilings = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "overhead_s": 1e-4}
-    found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, **ceilings, overlaps=overlaps)
+    found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, overhead_s=1e-4, overlaps=overlaps)
     assert found.regime == regime
 
 
