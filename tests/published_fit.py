@@ -127,7 +127,7 @@ def fit_efficiency(points: Sequence[PublishedFigure], near: Shares) -> Shares:
 
 @cache
 def shares_of(points: tuple[PublishedFigure, ...], kind: EngineKind, family: str) -> Shares:
-    """The shares of an engine kind with a format family; the prior is dense weights, of which there are most figures."""
+    """The shares of an engine kind with a format family; the prior are those of dense weights."""
     prior = _PRIOR[kind] if family == "dense" else shares_of(points, kind, "dense")
     chosen = [point for point in points if point.kind == kind and family_of_point(point) == family]
     return fit_efficiency(chosen, prior) if chosen else prior

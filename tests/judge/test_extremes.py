@@ -200,12 +200,14 @@ def test_the_read_of_weights_is_compared_with_a_stream_of_their_size_and_pieces(
     assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=weight_read)) == pytest.approx(share)
 
 
-HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))
+def read(clock_hz: float, *throttle: str) -> list[Reading]:
+    """A reading in each repetition."""
+    return [Reading(clock_hz=clock_hz, throttle=throttle, at_unix_s=100.0 * number + 0.01) for number in range(4)]
 
 
 def test_a_card_at_half_its_clock_is_compute_bound() -> None:
     """0.1 TFLOP at 1 TFLOP/s take 100 ms, and at half the clock 200 of the measured 210 ms."""
-    throttled = replace(facts(decode_s=12.5e-3, prefill_s=210e-3, kind="cuda"), readings=HALF_CLOCK)
+    throttled = replace(facts(decode_s=12.5e-3, prefill_s=210e-3, kind="cuda"), readings=read(0.5e9))
     found, _ = judged(throttled)
     cell = cell_of(found, PREFILL)
     assert (cell.verdict.regime, cell.timed.clock_share) == ("compute-bound", 0.5)
@@ -218,7 +220,7 @@ def test_a_card_at_half_its_clock_is_compute_bound() -> None:
 
 def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> None:
     """At half the clock 0.1 TFLOP take 200 ms. The measured 125 ms are 80 % of the ceiling at the whole clock."""
-    misread = replace(facts(decode_s=12.5e-3, prefill_s=125e-3, kind="cuda"), readings=HALF_CLOCK)
+    misread = replace(facts(decode_s=12.5e-3, prefill_s=125e-3, kind="cuda"), readings=read(0.5e9))
     cell = cell_of(judge_run(misread), PREFILL)
     assert (cell.verdict.regime, cell.timed.clock_share) == ("compute-bound", 1.0)
     assert not {Flag.ABOVE_CEILING, Flag.THROTTLED} & {*cell.verdict.flags}
@@ -238,10 +240,8 @@ def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_ceiling
     clock_hz: float, reason: str, noise: tuple[str, ...]
 ) -> None:
     """A T4 of 70 W is always at its power cap. Its ceilings were measured at the cap too, and its times are steady."""
-    readings = tuple(
-        Reading(clock_hz=clock_hz, throttle=(reason,), at_unix_s=100.0 * number + 0.01) for number in range(4)
-    )
-    found, _ = judged(replace(facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda"), readings=readings))
+    base = facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda")
+    found, _ = judged(replace(base, readings=read(clock_hz, reason)))
     [prefill] = [item for item in found.evidence if item.key == PREFILL]
     assert tuple(why for why in prefill.noise_reasons if why.startswith("throttled")) == noise
 

@@ -13,32 +13,22 @@ from profiler.facts.repetitions import Repetition
 from profiler.grid.cells import Cell
 from profiler.judge.cells import joules_a_token
 
-SAMPLES = OverheadSamples("eager", "decode", 1, alone_s=(6e-3,) * 8, bare_s=(2e-3,) * 4)
-"""Steps of 6 ms in isolation, with 2 ms of calls."""
+SAMPLES = OverheadSamples("eager", "decode", 1, alone_s=(6.0,) * 8, bare_s=(2.0,) * 4)
 
 
 @pytest.mark.parametrize(
-    ("among_s", "calls_s", "found_s"),
-    [
-        (10.5e-3, 2e-3, (10.5e-3, 2e-3)),
-        (7e-3, 9e-3, (7e-3, 7e-3)),
-        (-4e-3, 2e-3, (6e-3, 2e-3)),
-        (0.0, 2e-3, (6e-3, 2e-3)),
-    ],
+    ("among_s", "calls_s", "found"), [(10, 2, (10, 2)), (7, 9, (7, 7)), (-4, 2, (6, 2)), (0, 2, (6, 2))]
 )
-def test_overhead_is_that_of_a_step_with_cold_caches(
-    among_s: float, calls_s: float, found_s: tuple[float, ...]
-) -> None:
-    """Bare calls are a part of it. Two times on a busy machine may differ by any amount, but cold caches never help."""
-    found = overhead_of(replace(SAMPLES, among_s=(among_s,) * 8, bare_s=(calls_s,) * 4))
-    assert (found.step_s, found.in_kernels_s) == found_s
+def test_overhead_is_that_of_a_step_with_cold_caches(among_s: float, calls_s: float, found: tuple[int, int]) -> None:
+    """Calls are a part of it. Two times on a busy machine may differ by any amount, but cold caches help no step."""
+    overhead = overhead_of(replace(SAMPLES, among_s=(among_s,) * 8, bare_s=(calls_s,) * 4))
+    assert (overhead.step_s, overhead.in_kernels_s) == found
 
 
 def test_half_widths_of_both_steps_add_in_quadrature() -> None:
-    """The quartiles of nine samples 1 ms apart are 5 ms apart: 1.57 x 5 / 3 = 2.62 ms; twice as far, twice that."""
-    apart = tuple(1e-3 * number for number in range(9))
-    found = overhead_of(replace(SAMPLES, alone_s=apart, among_s=tuple(2 * each for each in apart)))
-    assert found.half_width_s == pytest.approx(2.617e-3 * math.hypot(1, 2), rel=1e-3)
+    """The quartiles of nine samples 1 s apart are 5 s apart: 1.57 x 5 / 3 = 2.617 s; twice as far, twice that."""
+    found = overhead_of(replace(SAMPLES, alone_s=tuple(range(9)), among_s=tuple(range(0, 18, 2))))
+    assert found.half_width_s == pytest.approx(math.hypot(2.617, 5.233), rel=1e-3)
 
 
 def test_overhead_is_what_the_overhead_model_takes_among_the_weights() -> None:

@@ -57,10 +57,7 @@ def test_a_gpu_is_raised_at_full_clock_and_a_cpu_at_any() -> None:
     assert (gpu.per_s, gpu.per_s * gpu.at_full_clock) == (CEILING, pytest.approx(125e12))
     assert cpu.per_s == pytest.approx(125e12)
     [said] = run_remarks(matmuls(32, us=8.0), [])
-    assert said == (
-        "the compute ceiling of 100 TFLOP/s was too low, and is raised to 125 TFLOP/s, the rate of 32 matmuls of"
-        " decode 1 x 64 (replayed)."
-    )
+    assert said.endswith("raised to 125 TFLOP/s, the rate of 32 matmuls of decode 1 x 64 (replayed).")
 
 
 def test_a_replay_is_no_slower_than_its_trace() -> None:

@@ -24,14 +24,8 @@ from tests.published_fit import (
 )
 
 
-def inside_and_width(left_out: list[LeftOut]) -> tuple[float, float]:
-    return statistics.mean(one.inside for one in left_out), statistics.median(one.width for one in left_out)
-
-
-def decodes(kind: str, *forms: str) -> list[LeftOut]:
-    return [
-        one for one in left_out() if one.point.kind == kind and one.point.phase == "decode" and one.point.form in forms
-    ]
+def decodes(*of: str) -> list[LeftOut]:
+    return [one for one in left_out() if (one.point.kind, one.point.form, one.point.phase) == (*of, "decode")]
 
 
 @pytest.mark.slow
@@ -46,14 +40,14 @@ def test_ranges_cover_nine_in_ten_figures_of_sources_that_they_have_not_seen() -
         by_source[one.point.publisher].append(one.inside)
     assert len(by_source) >= 20
     assert statistics.mean(map(statistics.mean, by_source.values())) >= 0.9, "sources count alike"
-    assert inside_and_width(list(left_out()))[0] >= 0.9
+    assert statistics.mean(one.inside for one in left_out()) >= 0.9
     for kind, form in (
         ("compiled", "dense"), ("compiled", "int4wo"), ("compiled", "int8wo"), ("compiled", "fp8"),
         ("compiled", "mixture"), ("eager", "dense"), ("eager", "int8"),
     ):  # fmt: skip
         chosen = decodes(kind, form)
         assert sum(one.inside for one in chosen) + 1 >= 0.9 * len(chosen), (kind, form)
-    assert inside_and_width(decodes("eager", "nf4"))[0] > 0.8
+    assert statistics.mean(one.inside for one in decodes("eager", "nf4")) > 0.8
 
 
 def test_mixtures_of_experts_have_a_range_of_their_own() -> None:
@@ -62,12 +56,13 @@ def test_mixtures_of_experts_have_a_range_of_their_own() -> None:
     By hand, bytes that 8 tokens of Qwen3-30B-A3B stream in 16 bits: 1.23 B weights of all tokens, and of 28.99 B of
     routed ones those that any of 8 tokens chose: 1 - (1 - 8 / 128)**8 = 40.3 %.
     """
-    mixtures = [point for point in published() if point.form == "mixture"]
-    [compiled] = [row for row in coverages() if (row.kind, row.form, row.phase) == ("compiled", "mixture", "decode")]
-    [dense] = [row for row in coverages() if (row.kind, row.form, row.phase) == ("compiled", "dense", "decode")]
+    rows = {row.form: row for row in coverages() if (row.kind, row.phase) == ("compiled", "decode")}
+    compiled, dense = rows["mixture"], rows["dense"]
     assert compiled.inside >= 0.9 * compiled.checked
     assert compiled.width > 2 * dense.width
-    of_eight = next(point for point in mixtures if (point.model, point.batch, point.bits) == ("Qwen3-30B-A3B", 8, 16))
+    of_eight = next(
+        point for point in published() if (point.model, point.batch, point.bits) == ("Qwen3-30B-A3B", 8, 16)
+    )
     assert of_eight.weight_bytes == pytest.approx(2 * (1.23e9 + 0.403 * 28.99e9), rel=1e-2)
     assert of_eight.flops == pytest.approx(8 * 2 * (1.23e9 + 28.99e9 / 16), rel=1e-2)
 

@@ -33,21 +33,15 @@ def test_what_fits_is_arithmetic() -> None:
     """Mistral-7B has 14.48 GB of weights in 16 bits and 131,072 bytes of cache per token.
 
     A prompt of 512 also has four hidden states and three outputs of the MLP; 2.5 more are free, but not in one piece.
+    Gemma-2-9B's checkpoint is in float32. In 16 bits its 9.242 B weights (arXiv:2408.00118) are 18.5 GB, for an L4. Its
+    cache has 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes: 220 MB.
     """
     offer = offer_of("A100 80GB SXM")
     room = 0.98 * (gpu_called("A100 80GB SXM").usable_bytes - 0.45e9) - 14.48e9
     workspace = 512 * (4 * 4096 + 5.5 * 14336) * 2
     assert offer.batch == pytest.approx(room / (640 * 131_072 + workspace), abs=1)
     assert offer.why == "weights 14.5 GB, KV cache 83.9 MB per sequence"
-
-
-def test_16_bits_are_two_bytes_a_weight() -> None:
-    """Gemma-2-9B's checkpoint is in float32. In 16 bits its 9.242 B weights (arXiv:2408.00118) are 18.5 GB, for an L4.
-
-    Its cache has 42 layers of 8 heads of 256, K and V, 640 tokens, 2 bytes: 220 MB.
-    """
-    offer = offer_of("L4", "gemma-2-9b")
-    assert offer.why == "weights 18.5 GB, KV cache 220 MB per sequence"
+    assert offer_of("L4", "gemma-2-9b").why == "weights 18.5 GB, KV cache 220 MB per sequence"
 
 
 def test_weights_that_are_published_packed_are_called_so() -> None:

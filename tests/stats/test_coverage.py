@@ -29,7 +29,7 @@ from profiler.judge.scaling import scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
 from profiler.measure.schedule import Plan, Schedule
-from profiler.stats import LEAST_REPETITIONS, Estimate, estimate, spread_of
+from profiler.stats import LEAST_REPETITIONS, Estimate, RepetitionSpread, estimate, spread_of
 
 STEPS = 31
 POOLED = 12
@@ -121,6 +121,10 @@ class World:
         return 1 + self._amplitude * math.sin(2 * math.pi * at_s / self._wave_s + self._phase)
 
 
+def spread_in(repetitions: dict[Cell, list[Repetition]], swing_share: float) -> RepetitionSpread:
+    return spread_of((phase_medians("decode", of_cell) for of_cell in repetitions.values()), swing_share)
+
+
 SLOPE = 0.7
 """d log(time) / d log(batch) of a planted series."""
 
@@ -130,9 +134,7 @@ def series(repetitions: dict[Cell, list[Repetition]], swing_share: float) -> lis
 
     As in a judgement, intervals have no term for a drift that sizes share (`Timed.steady`).
     """
-    spread = spread_of(
-        (phase_medians("decode", cell_repetitions) for cell_repetitions in repetitions.values()), swing_share
-    )
+    spread = spread_in(repetitions, swing_share)
     cells = []
     for cell, of_cell in repetitions.items():
         samples, longer = phase_samples("decode", of_cell), cell.batch_size**SLOPE
@@ -145,9 +147,7 @@ def series(repetitions: dict[Cell, list[Repetition]], swing_share: float) -> lis
 
 def coverage(repetitions: dict[Cell, list[Repetition]], swing_share: float, cells: Sequence[Cell]) -> float:
     """Return the share of these cells whose interval contains the true time, as judged at the end of a run."""
-    spread = spread_of(
-        (phase_medians("decode", cell_repetitions) for cell_repetitions in repetitions.values()), swing_share
-    )
+    spread = spread_in(repetitions, swing_share)
     estimates = [estimate(phase_samples("decode", repetitions[cell]), spread) for cell in cells]
     return float(np.mean([item.low_s <= 1.0 <= item.high_s for item in estimates]))
 
@@ -184,6 +184,12 @@ def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPa
     return coverage(repetitions, world.look(), world.grid.cells[::3])
 
 
+def coverages(name: str, cells: int, count: int, runs: int, every: int, waves: float = 0.5) -> list[float]:
+    """Return the coverage of every so many cells in each run."""
+    found = (timed(name, cells, count, seed, waves) for seed in range(runs))
+    return [coverage(repetitions, swing_share, list(repetitions)[::every]) for repetitions, swing_share in found]
+
+
 def least_coverage(runs: int) -> float:
     """Return 90 % minus two standard errors of a share over `runs` runs."""
     return 0.90 - 2 * math.sqrt(0.9 * 0.1 / runs)
@@ -203,11 +209,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "count", "runs"), slow_except(SIZES[:1], SIZES))
 def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
-    runs_repetitions = (timed(name, cells, count, seed) for seed in range(runs))
-    shares = [
-        coverage(repetitions, swing_share, list(repetitions)[::3]) for repetitions, swing_share in runs_repetitions
-    ]
-    assert np.mean(shares) >= least_coverage(runs)
+    assert np.mean(coverages(name, cells, count, runs, every=3)) >= least_coverage(runs)
 
 
 TWICE = {
@@ -224,11 +226,7 @@ TWICE = {
 @pytest.mark.parametrize(("cells", "runs"), slow_except([(8, 30)], [(8, 30), (8, 200), (12, 200), (18, 200)]))
 def test_two_repetitions_of_each_cell_contain_the_truth(name: str, cells: int, runs: int) -> None:
     """In 92 to 99 % of cases, within three standard errors of runs; the run covers one wave of the drift."""
-    runs_repetitions = (timed(name, cells, 2, seed, waves=1.0) for seed in range(runs))
-    shares = [
-        coverage(repetitions, swing_share, list(repetitions)[::2]) for repetitions, swing_share in runs_repetitions
-    ]
-    least, most = TWICE[name]
+    shares, (least, most) = coverages(name, cells, 2, runs, every=2, waves=1.0), TWICE[name]
     error = float(np.std(shares)) / math.sqrt(runs)
     assert least - 3 * error <= np.mean(shares) <= most + 3 * error
 
