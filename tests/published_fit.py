@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from profiler.stats import NORMAL_90, student_t
 
 RANGE_SHARE = 0.9
 """Coverage of a range."""
-StepKind = Literal["prefill", "one sequence", "several sequences"]
+STEP_KINDS = ("prefill", "one_sequence", "several_sequences")
 """The kinds of steps that differ in spread. Decoding one sequence streams weights, and published figures agree closely.
 Decoding several also reads caches of lengths that sources seldom state, and prefills may run between the steps."""
 
@@ -165,12 +165,9 @@ def attained_by(
     points: tuple[PublishedFigure, ...], kind: EngineKind, family: str, left_out: Sequence[Stray]
 ) -> Efficiency:
     """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
-    step_kinds: tuple[StepKind, ...] = ("prefill", "one sequence", "several sequences")
-    ends = {
-        f"{step_kind.replace(' ', '_')}_{side}": end
-        for step_kind in step_kinds
-        for side, end in zip(("low", "high"), _spread(left_out, family, step_kind), strict=True)
-    }
+    ends: dict[str, float] = {}
+    for kind_of_step in STEP_KINDS:
+        ends[f"{kind_of_step}_low"], ends[f"{kind_of_step}_high"] = _spread(left_out, family, kind_of_step)
     return Efficiency(**vars(shares_of(points, kind, family)), kind=kind, family=family, **ends)
 
 
@@ -184,13 +181,13 @@ def fitted() -> list[Efficiency]:
     return rows
 
 
-def _step_kind(point: PublishedFigure) -> StepKind:
+def _step_kind(point: PublishedFigure) -> str:
     if point.phase == "prefill":
         return "prefill"
-    return "one sequence" if point.batch == 1 else "several sequences"
+    return "one_sequence" if point.batch == 1 else "several_sequences"
 
 
-def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float, float]:
+def _spread(engine: Sequence[Stray], family: str, kind: str) -> tuple[float, float]:
     """Factors (low, high) of the typical time that cover nine in ten figures of publishers not seen.
 
     The spread of the engine's phase is narrowed to the family, then to the kind of step.

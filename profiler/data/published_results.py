@@ -44,7 +44,6 @@ class PublishedFigure:
     """One published time of a model on a single card, with the work of its step."""
 
     kind: EngineKind
-    engine: str
     model: str
     format: str
     """Storage format of the weights."""
@@ -61,8 +60,6 @@ class PublishedFigure:
     prompt_len: int = 0
     """0 if the source does not say and the batch is 1, where its effect is negligible."""
     new_tokens: int = 0
-    host: str = ""
-    date: str = ""
 
     @property
     def form(self) -> str:

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from profiler.counting.attention import AttentionCore
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Collective, Linear, ModelWork, Operator
-from profiler.counting.preset_counts import CountedModel
-from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, CellKey, Phase
@@ -149,13 +147,6 @@ def octaves(steps: StepArrays) -> Array:
 
 
 Paths = Mapping[Phase, ExecutionPath]
-
-
-def path_of(engine: EngineKind | None, counted: CountedModel) -> ExecutionPath:
-    """The execution path of an engine on a GPU that is not present."""
-    if engine != "eager":
-        return ExecutionPath()
-    return ExecutionPath(attention=counted.attention, all_logits=not counted.work.keeps_last_logits)
 
 
 def operator_arrays(work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int) -> OperatorArrays:

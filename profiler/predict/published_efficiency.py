@@ -19,6 +19,7 @@ from profiler.data.datasheets import Datasheet
 from profiler.data.published_results import ENGINE_WORDS, MIXTURE, EngineKind, coverages, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause, OperatorWork
+from profiler.facts.step import ExecutionPath
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.operator_arrays import (
     Array,
@@ -27,7 +28,6 @@ from profiler.predict.operator_arrays import (
     StepArrays,
     need_of_cells,
     operator_arrays,
-    path_of,
 )
 from profiler.quant.registry import FORMATS, published_as
 
@@ -328,8 +328,10 @@ def steps_by_datasheet(
         raise RequestError(f"{sheet.gpu} has {no_basis(quant, engine)}")
     if why := obstacle_on(sheet, engine, format_, counted.published if quant == "none" else None):
         raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
-    peak, paths = peak_of(sheet, format_, counted.dtype), dict.fromkeys(PHASES, path_of(engine, counted))
-    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes)
+    peak, path = peak_of(sheet, format_, counted.dtype), ExecutionPath()
+    if engine == "eager":
+        path = ExecutionPath(attention=counted.attention, all_logits=not counted.work.keeps_last_logits)
+    needed = operator_arrays(counted.work, steps, dict.fromkeys(PHASES, path), counted.weight_bytes)
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
