@@ -113,8 +113,7 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
 
 def saves_clearly(cell: Judged, result: TrialResult) -> bool:
     """Whether a tried change saves `WORTH` of a step or more by the lower end of its interval."""
-    half_width = result.half_width_at(cell.terms.latency_s)
-    return result.is_claim and 1 - result.ratio - half_width >= WORTH
+    return 1 - result.ratio - result.half_width_at(cell.terms.latency_s) >= WORTH
 
 
 def not_tried(cell: Judged) -> list[ChangeEffect]:
@@ -130,7 +129,7 @@ def not_tried(cell: Judged) -> list[ChangeEffect]:
 def _tried(cell: Judged) -> list[ChangeEffect]:
     found, latency_s = [], cell.terms.latency_s
     for item in cell.tried:
-        if item.is_claim and (item.change is not None or item.ratio > 1):
+        if item.change is not None or item.ratio > 1:
             trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
             because = f"the step then takes {duration(after_s)}{few}"

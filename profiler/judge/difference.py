@@ -25,11 +25,11 @@ class MedianTime(Protocol):
     def high_s(self) -> float: ...
 
 
-def is_claim(low: float, high: float, repetitions: int | None) -> bool:
+def is_claim(low: float, high: float, repetitions: int) -> bool:
     """Whether a difference with the 95 % interval `low` to `high` may be claimed, where 0 is no difference.
 
     `repetitions` are those of the side with fewer: a single repetition does not show how much repetitions of one cell
-    differ. They are None if they were not recorded, and then decide nothing.
+    differ.
     """
     return has_claim_repetitions(repetitions) and (low > 0 or high < 0)
 

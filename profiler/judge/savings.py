@@ -109,12 +109,6 @@ class TrialResult:
         return self.trial.what[0] if self.trial.what else None
 
     @property
-    def is_claim(self) -> bool:
-        """Whether the trial itself, whose sides took turns, is certain that the change is faster or slower."""
-        saved = 1 - self.ratio
-        return is_claim(saved - self.half_width, saved + self.half_width, None)
-
-    @property
     def is_whole(self) -> bool:
         """Whether the whole model was stepped, so that the time of its step is known and not extrapolated."""
         return self.trial.layers == self.trial.of_layers and self.before_s > 0

@@ -11,7 +11,6 @@ from benchmarks.forecast import LEAST_HELD, LEAST_SAID, MORE, left_out, shares
 from cases import slow_except
 
 from profiler.predict.cross_validation import grown
-from profiler.predict.kernel_times import Line
 
 FOLDERS = sorted(MORE.glob("smollm2-*"))
 DRIFTED = "smollm2-135m-zen4-nf4"
@@ -37,12 +36,3 @@ def test_times_grow_with_every_size() -> None:
     assert grown(sizes, rising) == pytest.approx(rising)
     phases = np.array([(0, 2, 64), (1, 1, 64), (0, 1, 128)])
     assert grown(phases, np.array([3.0, 9.0, 2.0])) == pytest.approx([3.0, 9.0, 2.0]), "neither is larger"
-
-
-def test_between_two_points_a_kernel_has_their_common_share_of_its_ceiling() -> None:
-    """The ceiling is 1 s up to 4 rows, and 0.25 s per row beyond; the kernel takes twice as long."""
-    measured, others = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
-    halved = Line(measured, 2 * np.maximum(1.0, measured / 4), np.maximum(1.0, measured / 4))
-    ceiling_s = np.maximum(1.0, others / 4)
-    assert halved.seconds(others, ceiling_s) == pytest.approx(2 * ceiling_s)
-    assert halved.seconds(np.array([256.0]), np.array([64.0])) == pytest.approx(128.0, rel=1e-3), "beyond all points"
