@@ -54,18 +54,16 @@ class RunFacts:
 
 
 def run_facts(folder: Path, engine: str = "") -> RunFacts:
-    """Read a run folder, count its model and fit its measured cells; `engine` defaults to the run's first.
+    """Read a run folder, count its model and fit its cells of `engine`, or of its first engine if that did not run.
 
-    Raises RunError if the folder lacks facts or is one rank's share, RequestError for an engine that did not run.
+    Raises RunError if the folder lacks facts or is one rank's share.
     """
     document = read_document(folder)
     if document.ranks > 1:
         raise RunError(f"{folder} is a run of {document.ranks} ranks; use a run on one GPU.")
     facts = read_facts(folder, document, read_gathered(folder, document))
     run = Run(folder, document, read_results(folder))
-    chosen = engine or document.engine.names[0]
-    if chosen not in document.engine.names:
-        raise RequestError(f"{folder} has no cell of the engine {chosen!r}; it ran {', '.join(document.engine.names)}.")
+    chosen = engine if engine in document.engine.names else document.engine.names[0]
     with quiet_libraries():
         module = meta_model_of(folder, document)
         work = walk(module)
@@ -107,8 +105,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     Raises RunError for a run that has no basis for it. Raises RequestError for more tokens than the model has
     positions, for a change that the run did not try, and for cells of which too few around were measured.
     """
-    engines = read_document(folder).engine.names
-    basis = run_facts(folder, request.engine if request.engine in engines else "")
+    basis = run_facts(folder, request.engine)
     document = basis.run.document
     if request.prefix:
         raise RequestError(

@@ -46,11 +46,11 @@ class HeldOut:
 
     @property
     def median(self) -> float:
-        return float(np.median(self.errors)) if len(self.errors) else math.nan
+        return float(np.median(self.errors))
 
     @property
     def p90(self) -> float:
-        return float(np.quantile(self.errors, HELD_OUT_SHARE, method="higher")) if len(self.errors) else math.nan
+        return float(np.quantile(self.errors, HELD_OUT_SHARE, method="higher"))
 
     @property
     def is_enough(self) -> bool:
