@@ -213,7 +213,7 @@ def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
 
 def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """What the host's share of a step costs: fewer launches save it, and fused kernels save small kernels too."""
-    terms, is_prefill = cell.terms, cell.key.phase == "prefill"
+    terms = cell.terms
     # On a machine of varying speed, the measured overhead may be longer than the step.
     most_s = max(0.0, terms.latency_s - terms.device_s)
     host_s, half_width_s = min(terms.overhead_s, most_s), terms.half_widths_s.get("overhead_s", 0.0)
@@ -221,14 +221,14 @@ def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     because = "its pages would not be taken from the system again at every step"
     found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
-    if compiled is None or (compiled.id is ChangeId.COMPILED_STEP and not is_prefill):
-        waits = cell.ceilings.overhead is not None and cell.ceilings.overhead.waits  # no CUDA graph can record that
-        return found if compiled is None or waits else [*found, *_compiled(cell, compiled, half_width_s)]
+    if compiled is None:
+        return found
     if not setting.here.on_gpu:
         small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and all that small kernels lose"
         return [*found, _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)]
-    if not is_prefill:
-        return found
+    if cell.key.phase == "decode":
+        waits = cell.ceilings.overhead is not None and cell.ceilings.overhead.waits  # no CUDA graph can record that
+        return found if waits else [*found, *_compiled(cell, compiled, half_width_s)]
     matmuls = (item for item in cell.timed.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
     # A fused kernel still reads and writes its operands between matmuls.
     moved_s = sum(float(item.activation_bytes) for item in matmuls) / cell.ceilings.memory_bytes_per_s
