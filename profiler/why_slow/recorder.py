@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import OwnTime, clock_for, now_s
-from profiler.device.contention import waited_for_core_s
+from profiler.device.contention import ForeignLoad, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
@@ -57,6 +57,8 @@ class Recorder:
     """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
+    foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
+    """The load by other processes since the recording began."""
     here: Thread = field(default_factory=lambda: Thread(set()))
     reads: Reads = field(init=False)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)

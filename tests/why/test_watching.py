@@ -284,7 +284,7 @@ def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> Non
         def seen(self, script: str, *, interrupted: bool = False) -> Observations:
             return here
 
-    found = explained(FixedRecorder(), "s.py", Others(busy, 2), interrupted=True)
+    found = explained(FixedRecorder(foreign=Others(busy, 2)), "s.py", interrupted=True)
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
 
