@@ -60,46 +60,57 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
-def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a script under `roofscope why`, in a new process with short measurements."""
-    path = tmp_path / "own.py"
-    path.write_text(script)
-    command = [sys.executable, str(HURRIED), "why", "--out", str(tmp_path / "why"), str(path), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
-
-
-@pytest.mark.ci
-def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None:
-    script = (
+RUNS = {
+    "arguments, streams and an exit code": (
         "import sys, os\n"
         "print(sys.argv[1:], input(), __name__, os.path.basename(__file__))\n"
         "print('message', file=sys.stderr)\n"
         "sys.exit(7)\n"
-    )
-    done = ran(script, tmp_path, "--plain", "-m", "x", stdin="input\n")
-    assert done.returncode == 7
-    assert done.stdout == "['--plain', '-m', 'x'] input __main__ own.py\n"
-    message, answer = done.stderr.splitlines()
-    assert message == "message"
-    assert "nothing to explain" in answer
+    ),
+    "an exception": "def f():\n    raise ValueError('mine')\nf()\n",
+    "an excepthook": "import sys\nsys.excepthook = lambda kind, *_: print(kind.__name__, file=sys.stderr)\n1 / 0\n",
+    "annotations": "def g(x: int): pass\nraise ValueError(g.__annotations__, __builtins__)\n",
+    # The interpreter waits for threads but ends the idle workers of a pool, which would never finish.
+    "a thread, an idle pool and a text at the end": (
+        "import sys, threading, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(1)\n"
+        "pool.submit(print, 'pool').result()\n"
+        "threading.Thread(target=lambda: (time.sleep(0.5), print('thread'))).start()\n"
+        "sys.exit('no')\n"
+    ),
+    # It runs no later code, also in a child.
+    "os._exit": (
+        "import os\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(5)\n"
+        "print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
+        "try:\n"
+        "    os._exit(7)\n"
+        "finally:\n"
+        "    print('never', flush=True)\n"
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "raise ValueError('mine')",
-        "import sys; sys.excepthook = lambda kind, *_: print(kind.__name__, file=sys.stderr); 1 / 0",
-        "def g(x: int): pass\n    raise ValueError(g.__annotations__, __builtins__)",
-    ],
-)
-def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
-    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "own.py"
-    path.write_text(f"def f():\n    {source}\nf()\n")
-    plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
-    assert run_script(path, []) == plain.returncode > 0
-    assert capfd.readouterr().err == plain.stderr
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["a module", *RUNS])
+def test_a_script_runs_as_under_the_interpreter_and_has_one_answer(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(RUNS.get(kind, RUNS["arguments, streams and an exit code"]))
+    own = ["-m", "own"] if kind == "a module" else [str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    plain, done = (
+        subprocess.run(
+            [sys.executable, *before, *own, "--plain", "-m", "x"], input="input\n", capture_output=True, text=True,
+            check=False, timeout=120, cwd=tmp_path, env=environment,
+        )
+        for before in ([], ["-m", "profiler", "why"])
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert done.stderr.startswith(plain.stderr)
+    assert done.stderr.removeprefix(plain.stderr).count("nothing to explain") == 1
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -126,39 +137,13 @@ def test_the_answer_and_the_exit_code_survive_a_folder_that_cannot_be_written(
 
 
 @pytest.mark.slow
-def test_threads_of_the_script_are_waited_for_and_idle_pools_are_not(tmp_path: Path) -> None:
-    """The interpreter waits for threads but ends the idle workers of a pool, which would never finish."""
-    done = ran(
-        "import threading, time\n"
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "pool = ThreadPoolExecutor(1)\n"
-        "pool.submit(print, 'pool').result()\n"
-        "threading.Thread(target=lambda: (time.sleep(0.5), print('thread'))).start()\n",
-        tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (0, "pool\nthread\n")
-
-
-def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit('no')\n")
-    plain = [sys.executable, "-m", "own", "--plain", "x"]
-    with_why = [sys.executable, "-m", "profiler", "why", "-m", "own", "--plain", "x"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
-    expected, done = (
-        subprocess.run(each, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path, env=environment)
-        for each in (plain, with_why)
-    )
-    assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
-    assert (done.returncode, done.stdout) == (1, "__main__ ['--plain', 'x']\n")
-    assert done.stderr.startswith(expected.stderr)
-
-
-@pytest.mark.slow
 def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -> None:
     """The answer covers all calls until the interrupt, each with the user's line."""
     calls = "for _ in range(2):\n    print(model.generate(ids, max_new_tokens=4, do_sample=False).shape[0])\n"
-    done = ran(LOAD + calls + "raise KeyboardInterrupt\n", tmp_path, str(tiny_folder))
+    script = tmp_path / "own.py"
+    script.write_text(LOAD + calls + "raise KeyboardInterrupt\n")
+    command = [sys.executable, str(HURRIED), "why", "--out", str(tmp_path / "why"), str(script), str(tiny_folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (130, "2\n2\n")
     assert "Interrupted: up to here" in done.stderr
     document = json.loads((tmp_path / "why" / "why.json").read_text())
@@ -321,25 +306,6 @@ def test_a_folder_named_profiler_is_refused_before_the_script_runs(tmp_path: Pat
     (tmp_path / "own.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(RequestError, match=f"{tmp_path}/profiler has the name of roofscope's own package: rename"):
         why_script(tmp_path / "own.py", "", [], None, contextlib.nullcontext(), lambda *_: None)
-
-
-@pytest.mark.ci
-def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
-    """`os._exit` runs no later code, also in a child. There is one answer, and both exit codes are the script's."""
-    done = ran(
-        "import os\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    os._exit(5)\n"
-        "print('child', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
-        "try:\n"
-        "    os._exit(7)\n"
-        "finally:\n"
-        "    print('never', flush=True)\n",
-        tmp_path,
-    )
-    assert (done.returncode, done.stdout) == (7, "child 5\n")
-    assert done.stderr.count("nothing to explain") == 1
 
 
 @pytest.fixture
