@@ -163,7 +163,6 @@ def loop(model: Any) -> None:
         (lambda model: generate(model, num_beams=3), "beams"),
         (lambda model: generate(model, num_beams=3, num_return_sequences=2), "beams"),
         (assisted, "assistant"),
-        (lambda model: model(IDS).logits[:, -1].sum(), "all-logits"),
         (sampled, "one-by-one"),
         (loop, "cache-off"),
     ],

@@ -93,19 +93,9 @@ class Stops:
         return torch.zeros(len(ids), dtype=torch.bool)
 
 
-def bias(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    nap()
-    return scores
-
-
 def biased(_by: float, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     nap()
     return scores
-
-
-class Words:
-    def allowed(self, row: int, ids: torch.Tensor) -> list[int]:
-        return allowed(row, ids)
 
 
 class Prints:
@@ -123,13 +113,7 @@ CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
         "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with allowed in it", allowed,
     ),
     "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops at every token", Stops.__call__),
-    "a function as processor": ({"logits_processor": [bias]}, "your bias at every token", bias),
     "a partial function": ({"logits_processor": [partial(biased, 2.0)]}, "your biased at every token", biased),
-    "a method": (
-        {"prefix_allowed_tokens_fn": Words().allowed},
-        "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with Words.allowed in it",
-        Words.allowed,
-    ),
     "a streamer": ({"streamer": Prints()}, "your Prints at every token", Prints.put),
 }  # fmt: skip
 

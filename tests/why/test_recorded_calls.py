@@ -360,42 +360,30 @@ def runs_out(ids: Any, scores: Any) -> Any:
     return scores
 
 
-@pytest.fixture
-def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The numbers of the calls in each computation of a floor."""
-    numbers: list[list[int]] = []
+def test_a_failed_call_counts_with_its_time_and_has_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second script has no other calls."""
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
+    floors: list[list[int]] = []
     monkeypatch.setattr(
-        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: numbers.append([call.number for call in calls])
+        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: floors.append([call.number for call in calls])
     )
-    return numbers
-
-
-def test_a_failed_call_counts_with_its_time(floor_calls: list[list[int]]) -> None:
     model = tiny_llama()
-    with profiler.why() as watching:
+
+    def fail() -> None:
         with pytest.raises(RuntimeError, match="out of memory"):
             model.generate(ONE_PROMPT, max_new_tokens=4, do_sample=False, logits_processor=[runs_out])
+
+    with profiler.why() as watching:
+        fail()
         model.generate(ONE_PROMPT, max_new_tokens=3, do_sample=False)
     failed, done = watching.found.seen.calls
     assert (failed.failed, done.failed) == ("RuntimeError: out of memory (pretended)", "")
     assert failed.seconds >= SLEEP_S
     assert failed.forwards == 2
     assert watching.found.seen.calls_s >= failed.seconds + done.seconds - 1e-6
-    assert floor_calls == [[done.number]]
     assert not any(failed.number in trial.calls for trial in watching.found.tried)
     assert any("they failed (RuntimeError" in text for text in watching.found.not_tried)
-
-
-def test_an_answer_without_successful_calls(floor_calls: list[list[int]]) -> None:
-    model = tiny_llama()
-
-    def stop(*_: Any) -> Any:
-        raise LookupError
-
-    with profiler.why() as watching:
-        for _ in range(4):
-            with pytest.raises(LookupError):
-                model.generate(ONE_PROMPT, max_new_tokens=4, do_sample=False, stopping_criteria=[stop])
-    assert [call.failed for call in watching.found.seen.calls] == ["LookupError"] * 4
-    assert floor_calls == []
+    with profiler.why() as alone:
+        fail()
+    assert [call.failed for call in alone.found.seen.calls] == [failed.failed]
+    assert floors == [[done.number]]

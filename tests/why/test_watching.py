@@ -350,15 +350,6 @@ KINDS = {
         "print(Trainer(model=model, args=arguments).predict(data).predictions.shape[0])\n",
         "2\n", ["forward"],
     ),
-    "pipes": (
-        "from tokenized import word_tokenizer\n"
-        "from transformers import pipeline\n"
-        "words = word_tokenizer(['?', 'one', 'two'])\n"
-        "words.pad_token = '?'\n"
-        "generate = pipeline('text-generation', model=model, tokenizer=words, device='cpu')\n"
-        "print(len(generate('one two one', max_new_tokens=3, do_sample=False)))\n",
-        "1\n", ["generate"],
-    ),
 }  # fmt: skip
 
 
