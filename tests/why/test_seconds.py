@@ -18,7 +18,7 @@ import pytest
 import torch
 from cases import slow_except
 from hurry import with_effort
-from planted_faults import changes_to, generate, groups_of, recorded, run_watched, script, tiny_llama
+from planted_faults import changes_to, generate, groups_of, recorded, run_watched, script, tiny_llama, tried
 from scripts import SCRIPTS
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -31,7 +31,7 @@ from profiler.why_slow import costs, trials
 from profiler.why_slow.batch_and_loop_changes import batching_change
 from profiler.why_slow.command import explained
 from profiler.why_slow.costs import conversion_findings
-from profiler.why_slow.findings import CallFloor, SlowModule, TriedChange, Untried, Why, judge_calls
+from profiler.why_slow.findings import CallFloor, SlowModule, Untried, Why, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, Load, Observations, OwnLine, most_at_once
@@ -115,12 +115,6 @@ def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pyte
 
 
 COLD_S = 0.2
-
-
-def tried(saving: float, *numbers: int) -> TriedChange:
-    return TriedChange(
-        "grad-on", numbers, ((1.0, 1 - saving),) * 5, "s.py:4", "gradients are recorded", "no grad", "one"
-    )
 
 
 def test_savings_and_shares_refer_to_warm_calls() -> None:
@@ -236,9 +230,8 @@ class Sleeps:
         return scores
 
 
-def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_from_threads_are_repeated_in_threads() -> None:
     """Four threads sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of wall time."""
-    with_effort(monkeypatch, script_floor=False)
     model, slow, recorder = tiny_llama(), Sleeps(), Recorder()
 
     def generate() -> None:

@@ -25,7 +25,7 @@ from docs.schemas import assert_follows
 from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from machines import Others
-from planted_faults import generate, groups_of, run_watched, script, tiny_llama
+from planted_faults import generate, groups_of, run_watched, script, tiny_llama, tried
 from transformers import MambaConfig, MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
@@ -37,7 +37,7 @@ from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
 from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls
 from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
-from profiler.why_slow.observations import CallSettings, Observations, Recompilation
+from profiler.why_slow.observations import CallSettings, Recompilation
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
@@ -213,33 +213,28 @@ SETTINGS = CallSettings("float32", attention="sdpa", cache=False, training=True)
 TWO = script(20.0, generate(0, 2.0, settings=SETTINGS), generate(1, 6.0, settings=SETTINGS))
 
 
-def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> TriedChange:
-    return TriedChange("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
-
-
 def test_what_saves_little_or_nothing_gives_no_finding() -> None:
     """A change that is slower, and one that saves under 2 % of the script."""
-    for changed_s in (1.5, 0.985):
-        assert not judge_calls(TWO, [trial(*[(1.0, changed_s)] * 5)]).findings
+    for saving in (-0.5, 0.015):
+        assert not judge_calls(TWO, [tried(saving, 0, 1)]).findings
 
 
 def test_what_a_change_costs_other_calls_is_subtracted() -> None:
-    """It saves 1.5 s of a call of 2 s. The other call of 6 s takes 0.6 s longer; or 6 s, and nothing is saved."""
-    saves = trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,))
-    [finding] = judge_calls(TWO, [saves, trial((1.0, 1.1), (1.0, 1.1), calls=(1,))]).findings
-    assert finding.saves_s == pytest.approx(1.5 - 0.6)
-    assert not judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(1,))]).findings
-    [finding] = judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(0,))]).findings
-    assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
+    """It saves 1.5 s of a call of 2 s. The other call of 6 s takes 0.6 s longer; or 6 s, and nothing is saved.
+
+    Another trial of the same calls is no cost of others.
+    """
+    for other, saved_s in ((tried(-0.1, 1), [0.9]), (tried(-1.0, 1), []), (tried(-1.0, 0), [1.5])):
+        found = judge_calls(TWO, [tried(0.75, 0), other])
+        assert [item.saves_s for item in found.findings] == pytest.approx(saved_s)
 
 
 def test_what_did_not_run_comes_after_what_did() -> None:
     """A computed saving of 5 s and a bound of 6 s never lead; a stand-in of 2 s is named as one."""
-    pairs = ((1.0, 0.75),) * 5
-    stand_in = TriedChange("uncompiled", (0, 1), pairs, "s.py:4", "slow", "compile", "one", stand_in="a graph")
     more = [Finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the ceilings"),
             Finding("offload", 6.0, "s.py:4", "a link", "none", "at most", "by its bandwidth")]  # fmt: skip
-    found = judge_calls(TWO, [stand_in, trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9))], more=more)
+    trials = [tried(0.25, 0, 1, id="uncompiled", stand_in="a graph"), tried(0.1, 0, 1)]
+    found = judge_calls(TWO, trials, more=more)
     assert [(item.basis, round(item.saves_s, 1)) for item in found.findings] == [
         ("stand-in", 2.0), ("tried", 0.8), ("at most", 6.0), ("computed", 5.0),
     ]  # fmt: skip
@@ -247,11 +242,9 @@ def test_what_did_not_run_comes_after_what_did() -> None:
 
 def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() -> None:
     """It saves 0.75 of 2 s of steps. The prompts take 6 s, and may then take four times as long."""
-    steps = replace(trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,)), id="wide-dtype")
+    steps, prompts = tried(0.75, 0, id="wide-dtype"), tried(0.1, 1, id="wide-dtype")
     found = judge_calls(TWO, [steps])
-    assert not found.findings
-    assert len(found.not_tried) == 1
-    prompts = replace(trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9), calls=(1,)), id="wide-dtype")
+    assert (found.findings, len(found.not_tried)) == ((), 1)
     [finding] = judge_calls(TWO, [steps, prompts]).findings
     assert finding.saves_s == pytest.approx(1.5 + 0.6)
     other_model = replace(TWO, calls=(TWO.calls[0], replace(TWO.calls[1], model="Other")))
@@ -264,12 +257,8 @@ def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() ->
 def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> None:
     """Calls with two threads need both cores; calls on a GPU need one."""
     here = script(20.0, generate(0, 1.0, settings=replace(SETTINGS, device=device, threads=2)))
-
-    class FixedRecorder(Recorder):
-        def seen(self, script: str, *, interrupted: bool = False) -> Observations:
-            return here
-
-    found = explained(FixedRecorder(foreign=Others(busy, 2)), "s.py", interrupted=True)
+    recorder = mock.Mock(seen=lambda *_, **__: here, foreign=Others(busy, 2))
+    found = explained(recorder, "s.py", interrupted=True)
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
 
