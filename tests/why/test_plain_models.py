@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hurry import with_effort
 from planted_faults import changes_to, groups_of, recorded, tiny_llama
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import profiler
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
 from profiler.why_slow import weight_changes
@@ -115,11 +113,7 @@ def test_its_work_is_that_of_torchs_counter() -> None:
     # torch's counter does not know the fused kernel of a CPU.
     with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
         model(ids(1), cache(8))
-    step = Step(1, 1, 8)
-    assert work.work(step).model_flops == counter.get_total_flops()
-    linears = 4 * WIDTH * WIDTH + WIDTH * ENTRIES
-    attention = 2 * WIDTH * 9
-    assert work.work(step).model_flops == 2 * (linears + attention)
+    assert work.work(Step(1, 1, 8)).model_flops == counter.get_total_flops()
     # Only the last position reaches the head.
     assert work.work(Step(1, 5, 0)).model_flops == (2 * (5 * 4 * WIDTH * WIDTH + WIDTH * ENTRIES) + 2 * 2 * WIDTH * 15)
     assert work.params == sum(parameter.numel() for parameter in model.parameters())
@@ -139,17 +133,22 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert module_times(group, lambda _seconds: True, floor.subjects["Decoder"]) is not None
 
 
-@pytest.mark.slow
-def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_effort(monkeypatch, script_floor=False)
+def test_a_loop_that_computes_its_text_again_is_tried_with_single_tokens() -> None:
+    """Its texts are no batch: each is the one before and a token more."""
     model = decoder()
-    text = ids(600)
-    with torch.inference_mode(), profiler.why() as watching:
+
+    def run() -> None:
+        text = ids(8)
         for _ in range(8):
             text = torch.cat([text, model(text)[0][:, -1:].argmax(-1)], dim=1)
-    [finding] = [item for item in watching.found.findings if item.id == "cache-off"]
-    assert finding.change == "keep the keys and values of earlier tokens, and pass only the new token"
-    assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []
+
+    found = changes_to(run)
+    assert found["cache-off"].change == "keep the keys and values of earlier tokens, and pass only the new token"
+    lengths: list[int] = []
+    model.register_forward_pre_hook(lambda _module, args: lengths.append(args[0].shape[1]))
+    found["cache-off"].changed()
+    assert lengths == [8, *[1] * 7]
+    assert "one-by-one" not in found
 
 
 class Casts(TorchDispatchMode):
