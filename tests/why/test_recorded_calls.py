@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -330,15 +331,11 @@ def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
     assert watching.found.seen.unnoted is None
 
 
-def unreadable(*_: object) -> None:
-    raise KeyError("unforeseen")
-
-
 @pytest.mark.usefixtures("no_trials")
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
     model, of = tiny_llama(), watched_calls.forward_settings
-    reads = iter([of, unreadable, of])
+    reads = iter([of, mock.Mock(side_effect=KeyError("unforeseen")), of])
     monkeypatch.setattr(watched_calls, "forward_settings", lambda *args: next(reads)(*args))
     with torch.no_grad():
         logits = model(ONE_PROMPT).logits

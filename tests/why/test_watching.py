@@ -155,21 +155,11 @@ def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -
     assert "<h1>Why is" in (tmp_path / "why" / "why.html").read_text()
 
 
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torch.compile's counters, with nothing compiled."""
-    from torch._dynamo import reset, utils
-
-    with_effort(monkeypatch, script_floor=False)
-    reset()
-    utils.counters.clear()
-    utils.clear_compilation_metrics()
-    return utils
-
-
 @pytest.mark.ci
 def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shapes of a model that is compiled per shape cause one recompilation, and the graph has no wrapper."""
-    utils, model = fresh_compiler(monkeypatch), tiny_llama()
+    with_effort(monkeypatch, script_floor=False)
+    model = tiny_llama()
     compiled = torch.compile(model, backend="eager", dynamic=False)
     with profiler.why() as watching, torch.no_grad():
         for length in (8, 8, 12):
@@ -178,7 +168,7 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
     assert [(call.words, call.settings.compiled) for call in seen.calls] == [
         ("forward 1 x 8", True), ("forward 1 x 8", True), ("forward 1 x 12", True),
     ]  # fmt: skip
-    assert not utils.counters["graph_break"]
+    assert not torch._dynamo.utils.counters["graph_break"]
     [recompilation] = seen.recompilations
     assert 0 < recompilation.seconds <= seen.calls[2].seconds
     assert watching.found.findings[0].id == "recompiles"
@@ -190,13 +180,14 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
 @pytest.mark.slow
 def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """A print before the layer breaks the graph; breaks before the block are not counted."""
-    utils, model = fresh_compiler(monkeypatch), tiny_llama()
-    utils.counters["graph_break"]["an earlier one"] = 3
+    with_effort(monkeypatch, script_floor=False)
+    model, breaks = tiny_llama(), torch._dynamo.utils.counters["graph_break"]
+    breaks["an earlier one"] = 3
     model.model.layers[0].register_forward_pre_hook(lambda *_: print(end=""))
     with profiler.why() as watching, torch.no_grad():
         torch.compile(model, backend="eager")(torch.ones(1, 8, dtype=torch.long))
     [broken] = watching.found.seen.graph_breaks
-    assert broken.count == utils.counters["graph_break"].total() - 3
+    assert broken.count == breaks.total() - 3
     assert "print" in broken.reason
 
 
