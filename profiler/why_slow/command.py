@@ -136,7 +136,7 @@ def explained(recorder: Recorder, name: str, budget_s: float | None = None, *, i
 def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
     """The answer to a script that called models, which it began to look for at `start_s`."""
     # The script has loaded torch, so this import costs little.
-    from profiler.why_slow.costs import conversion_findings, offload_findings, plan_findings
+    from profiler.why_slow.costs import conversion_findings, placement_findings, plan_findings
     from profiler.why_slow.module_times import fallback_findings, module_times
     from profiler.why_slow.trials import call_groups, once_warm, try_changes
 
@@ -159,7 +159,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
     for group in groups:
         group.floor = floor
-    more = [*offload_findings(groups, untried), *plan_findings(groups, untried)]
+    more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
     more += fallback_findings(seen.fallbacks, groups, times_of, untried)
     trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried)
     more += conversion_findings(seen, recorder.loaded_models)

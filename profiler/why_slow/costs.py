@@ -1,4 +1,4 @@
-"""Findings without a trial: offloaded weights, cuDNN's plans for KV lengths, loads that convert weights."""
+"""Findings without a trial: weights on several devices, cuDNN's plans for KV lengths, loads that convert weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,27 +15,33 @@ import torch
 import torch.nn.functional as F
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.memory_need import memory_need, path_on
+from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
+from profiler.data.free_memory import idle_room_bytes
 from profiler.device.clock import first_and_second_s, now_s
-from profiler.device.machine import machine_for
+from profiler.device.device import compute_capability
+from profiler.device.machine import Machine, machine_for
+from profiler.device.memory import total_bytes
 from profiler.errors import RequestError, first_line
+from profiler.facts.step import Attention, Step
 from profiler.loading.device_map import DeviceMap, offloaded_bytes
 from profiler.patching import switched
 from profiler.roofs.bandwidth import measure_links
 from profiler.units import duration, scaled
 from profiler.why_slow.findings import Finding, Untried
-from profiler.why_slow.observations import Observations
+from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.watched_calls import device_map_of, is_spread
+from profiler.why_slow.watched_calls import device_map_of, gpus_in_turn, is_spread
 from profiler.why_slow.weight_changes import has_room_for_all
 
 # Seconds to measure one link.
 _LINK_S = 1.0
 
 
-def offload_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Finding]:
-    """What offloaded weights cost at most, where no trial can show it; `untried` gets what cannot be measured."""
+def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Finding]:
+    """What placement costs calls at most, where no trial can show it; `untried` gets what cannot be measured."""
     for group in groups:
         if is_plain(group.model) or not is_spread(group.model):
             continue
@@ -42,6 +49,13 @@ def offload_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[
             yield from _over_the_link(group)
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
             untried.add(f"offload ({group.loaded_at})", first_line(error))
+        if (count := gpus_in_turn(group.model)) > 1:
+            yield Finding(
+                "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, group.settings.placement,
+                f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
+                f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
+                "at most", f"1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
+            )  # fmt: skip
 
 
 def _over_the_link(group: CallGroup) -> Iterator[Finding]:
@@ -60,9 +74,24 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
         "offload", min(group.seconds, forwards * step_s), group.loaded_at,
         f"{scaled(sum(crossing.values()), 'B')} of {scaled(weight_bytes, 'B')} of weights cross a link in"
         f" each of {forwards} forwards, {duration(step_s)} at {rates}",
-        "keep all of it on one device: in 8 or 4 bits, or on a device with more memory",
+        what_fits(walk(model), weight_bytes, group.call, machine),
         "at most", "the bytes that cross the link, at its measured bandwidth",
     )  # fmt: skip
+
+
+def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) -> str:
+    """What to do if weights are not on the device that computes, by the rule for free memory of `count --gpu`."""
+    device = machine.device
+    free_bytes = idle_room_bytes(device.type, total_bytes(device))
+    attention: Attention = "eager" if call.settings.attention == "eager" else "sdpa"
+    path = path_on(work, attention, fuses_grouped_heads=not machine.is_cuda or compute_capability(device) >= (8, 0))
+    path = replace(path, gathers_experts=machine.is_cuda)
+    step = Step(call.batch_size, max(1, call.prompt_len + call.context_len), 0)
+    needs = float(memory_need(work, weight_bytes, step, max(1, call.new_tokens), path).safe_bytes)
+    change = f'device_map={{"": "{device}"}}'
+    if needs > free_bytes:
+        change = f"load it in {'8 or 4 bits, or on a GPU with more memory' if machine.is_cuda else 'fewer bits'}"
+    return f"{change}: all of it needs {scaled(needs, 'B')}, and this device has {scaled(free_bytes, 'B')} free"
 
 
 # New lengths at which attention is measured; the first one loads the kernel.

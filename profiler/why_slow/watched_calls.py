@@ -142,8 +142,7 @@ def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
 def _settings(model: Any, named: Mapping[str, Any], value: Callable[[str], Any], made: str) -> CallSettings:
     """The settings of a call whose options have a `value`, and which by default makes a cache of the class `made`."""
     config, cache, given = model.config, bool(value("use_cache")), given_cache(named)
-    # accelerate's hooks pass the hidden states from GPU to GPU, so a step takes as long as on one of them.
-    gpus = len(set(device_map_of(model).values()) - {"cpu", "disk", "meta"})
+    gpus = gpus_in_turn(model)
     return replace(
         common_settings(model),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -182,6 +181,14 @@ def device_map_of(model: Any) -> dict[str, str]:
     """The place of each part of a model with a `device_map`, such as `cuda:0`, `cpu` or `disk`; else empty."""
     places = getattr(model, "hf_device_map", None) or {}
     return {name: f"cuda:{place}" if isinstance(place, int) else str(place) for name, place in places.items()}
+
+
+def gpus_in_turn(model: Any) -> int:
+    """The number of GPUs of a `device_map`.
+
+    accelerate's hooks pass the hidden states from GPU to GPU, so a step takes as long as on one of them.
+    """
+    return len(set(device_map_of(model).values()) - {"cpu", "disk", "meta"})
 
 
 def is_spread(model: Any) -> bool:
