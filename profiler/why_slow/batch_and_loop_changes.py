@@ -275,7 +275,7 @@ def _of_the_last_token(arguments: Arguments) -> Arguments:
 
 def without_reads(group: CallGroup) -> Candidate | None:
     """A change that leaves out the reads on the host that follow each forward of a loop; None if there are none."""
-    reads = group.recorder.reads.by_line(group.call.where)
+    reads = group.recorder.reads.after(group.call.where)
     if not reads:
         return None
     read, pairs, most = reads[0], group.repeatable, effort.STANDARD.script_calls // 2

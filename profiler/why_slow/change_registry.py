@@ -23,9 +23,8 @@ from profiler.why_slow.batch_and_loop_changes import (
 )
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
+from profiler.why_slow.kernel_changes import compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.observations import Call
-from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import ALL_KERNELS
 from profiler.why_slow.weight_changes import (
@@ -204,7 +203,6 @@ CHANGES = (
         "assistant", lambda group: group.settings.assistant,
         "an assistant model drafts", options=lambda _: {"assistant_model": None},
     ),
-    Change("uncompiled", lambda group: is_plain(group.model), captured_forward),
     Change("uncompiled", is_bound_by_host, compiled_step),
     Change("unmerged-adapters", lambda _: True, merged_adapters),
     Change("slow-format", lambda _: True, dense_weights),

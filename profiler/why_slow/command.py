@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from profiler import effort
 from profiler.device.clock import now_s
-from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
@@ -57,12 +56,11 @@ def why_script(
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     here = Path.cwd()  # the script may change it
-    foreign = ForeignLoad(children=True)
     with contextlib.ExitStack() as around:
 
         def end(code: int) -> None:
             around.close()
-            found = explained(recorder, name, foreign, budget_s, interrupted=code == 130)
+            found = explained(recorder, name, budget_s, interrupted=code == 130)
             folder, hints = None, () if found else _hints(recorder)
             if found is not None:
                 stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(name).stem)
@@ -107,30 +105,21 @@ def _before_immediate_exit(end: Callable[[int], None]) -> contextlib.AbstractCon
     return patched(os, _exit=exit_after_end)
 
 
-def explained(
-    recorder: Recorder,
-    name: str,
-    foreign: ForeignLoad | None = None,
-    budget_s: float | None = None,
-    *,
-    interrupted: bool = False,
-) -> Why | None:
+def explained(recorder: Recorder, name: str, budget_s: float | None = None, *, interrupted: bool = False) -> Why | None:
     """The answer, after trials of the recorded calls; None if no model was called or loaded.
 
-    `foreign` has watched other processes while the script ran. By default `budget_s` is as long as the script took, at
-    least 30 s and at most 5 min.
+    By default `budget_s` is as long as the script took, at least 30 s and at most 5 min.
     """
     start_s = now_s()
     seen = recorder.seen(name, interrupted=interrupted)
     if not seen.calls and not seen.loads and not seen.unnoted:
         return None
-    if foreign is not None:
-        from profiler.run.warnings import busy_words
+    from profiler.run.warnings import busy_words
 
-        # The calls of a GPU need one core, to launch them.
-        settings = [call.settings for call in seen.calls]
-        threads = max((each.threads if each.on_cpu else 1 for each in settings), default=1)
-        seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
+    # The calls of a GPU need one core, to launch them.
+    settings = [call.settings for call in seen.calls]
+    threads = max((each.threads if each.on_cpu else 1 for each in settings), default=1)
+    seen = replace(seen, warnings=tuple(busy_words(threads, recorder.foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
     import torch
@@ -273,10 +262,10 @@ def why(budget_s: float | None = None) -> Iterator[Watching]:
         model.generate(...)
     print(watching.answer)
     """
-    recorder, watching, foreign = Recorder(), Watching(), ForeignLoad(children=True)
+    recorder, watching = Recorder(), Watching()
     with watched(recorder):
         yield watching
-    watching.found = explained(recorder, "this block", foreign, budget_s)
+    watching.found = explained(recorder, "this block", budget_s)
 
 
 def register(shell: Any) -> None:

@@ -33,7 +33,7 @@ from profiler.why_slow.findings import Finding, Untried
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.watched_calls import gpus_in_turn, is_spread
+from profiler.why_slow.watched_calls import device_map_of, gpus_in_turn, is_spread
 from profiler.why_slow.weight_changes import has_room_for_all
 
 # Seconds to measure one link.
@@ -61,10 +61,8 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
 def _over_the_link(group: CallGroup) -> Iterator[Finding]:
     """The time in which offloaded weights cross their link, by its measured bandwidth, unless a trial shows it."""
     model, weight_bytes = group.model, group.model.get_memory_footprint(return_buffers=False)
-    places = {name: f"cuda:{place}" if isinstance(place, int) else str(place)
-              for name, place in model.hf_device_map.items()}  # fmt: skip
     machine = machine_for(model.device)
-    if has_room_for_all(model) or not (crossing := offloaded_bytes(model, DeviceMap(places, None))):
+    if has_room_for_all(model) or not (crossing := offloaded_bytes(model, DeviceMap(device_map_of(model), None))):
         return
     links, missing = measure_links(tuple(crossing), machine, _LINK_S)
     if missing:

@@ -125,11 +125,6 @@ class Finding:
     share: float = 0.0
     """Share of the watched time without one-time costs of first calls; `judge_calls` sets it."""
 
-    @property
-    def ran(self) -> bool:
-        """Whether the seconds are those of code that ran; others come after them."""
-        return self.basis not in ("computed", "at most")
-
 
 @dataclass
 class Untried:
@@ -290,7 +285,7 @@ def _saves_s(trial: TriedChange, seen: Observations) -> float:
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, the largest saving first; those with the same change at the same line are added up, costs too."""
+    """The findings, what ran and saves the most first; those with the same change at the same line are added up."""
     merged: dict[tuple[object, ...], Finding] = {}
     for item in sorted(findings, key=lambda item: -item.saves_s):
         key = (item.id, item.where, item.basis == "computed")
@@ -299,7 +294,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
             how = first.how + (", less the time that other calls then take longer" if item.saves_s < 0 else "")
             saves_s, share = first.saves_s + item.saves_s, first.share + item.share
             merged[key] = replace(first, saves_s=saves_s, share=share, how=how)
-    return sorted(merged.values(), key=lambda item: (not item.ran, -item.saves_s))
+    return sorted(merged.values(), key=lambda item: (item.basis in ("computed", "at most"), -item.saves_s))
 
 
 _OF_OPTIONS = {

@@ -54,13 +54,9 @@ class Reads:
 
             self.replace(torch.Tensor, name, functools.wraps(original)(read))
 
-    def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
-        """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
-        waits_s = defaultdict[str, list[float]](list)
-        for (where, last), seconds in self._waits_s.items():
-            if after in (None, last):
-                waits_s[where] += seconds
-        return by_line(waits_s)
+    def after(self, call: str) -> tuple[LineTime, ...]:
+        """Reads that follow calls of this line, by their own line, the longest waits first."""
+        return by_line({where: seconds for (where, last), seconds in self._waits_s.items() if last == call})
 
 
 _LONGEST_REASON = 80

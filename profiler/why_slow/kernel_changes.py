@@ -70,30 +70,6 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
 
 
-def captured_forward(group: CallGroup) -> Candidate | None:
-    """The calls of a plain model as replays of one graph, captured before they are timed; None if they are few."""
-    settings, model, unchanged = group.settings, group.model, group.repeated()
-    alike = len(group.like(group.call))
-    if not settings.device.startswith("cuda") or settings.gradients or settings.compiled or alike < _LEAST_TOKENS:
-        return None
-    step = GraphOfStep(model.forward, machine_for(torch.device(settings.device)))
-
-    @contextlib.contextmanager
-    def within() -> Iterator[None]:
-        with patched(model, forward=step):
-            for _ in range(0 if step.replay else _WARM_STEPS + 1):
-                unchanged()
-            if not step.replay:
-                raise RequestError("its calls do not run its `forward`, so they cannot be captured")
-            yield
-
-    return group.candidate(
-        "uncompiled", f"the host launches each of {alike} calls of one shape kernel by kernel",
-        'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
-        within=within, stand_in="a CUDA graph of the call without torch.compile",
-    )  # fmt: skip
-
-
 def _replacements(model: Any, machine: Machine, slots: int) -> dict[str, Callable[..., Any]]:
     """Methods with which `generate` on a static cache replays a captured step. Raises RequestError if no graph can."""
     cache = unwindowed(static_cache(model, slots), slots)
@@ -119,7 +95,7 @@ class GraphOfStep:
     """The (positional, named) arguments whose tensors the graph reads."""
     _output: Any = None
     """The output that it writes."""
-    replay: Callable[[], object] | None = None
+    _replay: Callable[[], object] | None = None
     """Replays the graph; None until it is captured."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -129,13 +105,13 @@ class GraphOfStep:
             with self.machine.on_side_stream():
                 return self.run(*args, **named)
         inputs = (args, named)
-        if self.replay is None:
+        if self._replay is None:
             self._inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
-            self.replay = self.machine.capture(self._step)
+            self._replay = self.machine.capture(self._step)
         for memory, value in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
             if isinstance(value, torch.Tensor):
                 memory.copy_(value)
-        self.replay()
+        self._replay()
         return self._output
 
     def _step(self) -> None:

@@ -209,11 +209,6 @@ class Observations:
     recompilations: tuple[Recompilation, ...] = ()
     texts_again: tuple[LineTime, ...] = ()
     """Texts that had been tokenized before."""
-    reads: tuple[LineTime, ...] = ()
-    """Reads of a device's values on the host, outside of models' calls, with the time that the host waited.
-
-    The longest waits first; empty on a CPU, where nothing is waited for.
-    """
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: UnrecordedCall | None = None

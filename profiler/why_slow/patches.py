@@ -57,13 +57,16 @@ def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any])
 
 
 def _before(recorder: Recorder, owner: Any, name: str, note: Callable[..., object]) -> None:
-    """Replace a method by one that first calls `note` with the same positional arguments."""
+    """Replace a function or method by one that first calls `note` with the same positional arguments."""
 
-    def call(_self: Any, run: partial[Any]) -> Any:
-        note(*run.args)
-        return run()
+    original = getattr(owner, name)
 
-    _around(recorder, owner, name, call)
+    @functools.wraps(original)
+    def before(*args: Any, **named: Any) -> Any:
+        note(*args)
+        return original(*args, **named)
+
+    recorder.replace(owner, name, before)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -146,15 +149,6 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
     recorder.replace(base, "__init_subclass__", classmethod(watch_new))
 
 
-def _torch(module: ModuleType, recorder: Recorder) -> None:
-    def noted(*args: Any, **named: Any) -> Any:
-        recorder.compiles = True
-        return compiler(*args, **named)
-
-    compiler = module.compile
-    recorder.replace(module, "compile", functools.wraps(compiler)(noted))
-
-
 def _compiled(module: ModuleType, recorder: Recorder) -> None:
     """Patch the module that `torch.compile(model)` wraps around the model."""
 
@@ -184,7 +178,9 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
         "warning_once",
         lambda logger, text, *_: recorder.warning(logger.name.split(".")[0], str(text)),
     ),
-    "torch": _torch,
+    "torch": lambda module, recorder: _before(
+        recorder, module, "compile", lambda *_: setattr(recorder, "compiles", True)
+    ),
     # Tensor.backward, autograd.backward and autograd.grad all call it.
     "torch.autograd": lambda module, recorder: _before(
         recorder, module, "_engine_run_backward", lambda *_: setattr(recorder, "trained", True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.device.clock import OwnTime, clock_for, now_s
-from profiler.device.contention import waited_for_core_s
+from profiler.device.contention import ForeignLoad, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
@@ -21,7 +21,7 @@ from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
 from profiler.why_slow.host_counters import Reads, breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import Call, CallSettings, Load, Observations, OwnLine, UnrecordedCall, by_line
+from profiler.why_slow.observations import Call, Load, Observations, OwnLine, UnrecordedCall, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
 from profiler.why_slow.watched_calls import Watched
 
@@ -57,6 +57,8 @@ class Recorder:
     """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
+    foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
+    """The load by other processes since the recording began."""
     here: Thread = field(default_factory=lambda: Thread(set()))
     reads: Reads = field(init=False)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
@@ -67,8 +69,6 @@ class Recorder:
     _warnings: set[str] = field(default_factory=set)
     _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
     """Models and their architectures, in the order of their numbers."""
-    _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
-    """Those of all calls: equal ones are one object, as a loop has many calls."""
     _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
     """Whether modules are language models in plain PyTorch."""
     _in_threads: dict[int, CallRecord] = field(default_factory=dict)
@@ -241,9 +241,8 @@ class Recorder:
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            recompilations(self._compilations), by_line(self.again_s), self.reads.by_line(),
-            graph_breaks(self._breaks), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
-            callbacks=self.functions,
+            recompilations(self._compilations), by_line(self.again_s), graph_breaks(self._breaks), self.unnoted,
+            tuple(self.fallbacks), own_lines=self.own_lines, callbacks=self.functions,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
@@ -278,7 +277,6 @@ class Recorder:
         compiled |= model._compiled_call_impl is not None
         compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
         settings = replace(given.settings, compiled=compiled)
-        settings = self._settings.setdefault(settings, settings)
         device = torch.device(settings.device)
         noted = CallRecord(
             watched, weakref.ref(model), users_line(), settings, given.shape, clock_for(device),

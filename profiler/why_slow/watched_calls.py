@@ -177,18 +177,23 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
     return default
 
 
+def device_map_of(model: Any) -> dict[str, str]:
+    """The place of each part of a model with a `device_map`, such as `cuda:0`, `cpu` or `disk`; else empty."""
+    places = getattr(model, "hf_device_map", None) or {}
+    return {name: f"cuda:{place}" if isinstance(place, int) else str(place) for name, place in places.items()}
+
+
 def gpus_in_turn(model: Any) -> int:
     """The number of GPUs of a `device_map`.
 
     accelerate's hooks pass the hidden states from GPU to GPU, so a step takes as long as on one of them.
     """
-    places = {str(place).removeprefix("cuda:") for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    return len(places - {"cpu", "disk", "meta"})
+    return len(set(device_map_of(model).values()) - {"cpu", "disk", "meta"})
 
 
 def is_spread(model: Any) -> bool:
     """Whether a model's weights are on several devices, or on the disk."""
-    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    places = set(device_map_of(model).values())
     return len(places) > 1 or "disk" in places
 
 

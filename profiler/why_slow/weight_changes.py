@@ -24,7 +24,7 @@ from profiler.units import scaled
 from profiler.why_slow.floor import at_ceilings_s
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
-from profiler.why_slow.watched_calls import is_spread
+from profiler.why_slow.watched_calls import device_map_of, is_spread
 
 # The trial's copy of a model may take at most this share of the free memory.
 _COPY_SHARE = 0.8
@@ -76,7 +76,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
     model = group.model
     if not is_spread(model) or not has_room_for_all(model):
         return None
-    places = ", ".join(sorted({str(place) for place in model.hf_device_map.values()}))
+    places = ", ".join(sorted(set(device_map_of(model).values())))
     turns = group.settings.placement
     return group.candidate(
         "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",

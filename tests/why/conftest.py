@@ -10,5 +10,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def nothing_is_compiled() -> None:
     """Another test of this process may have compiled code, whose logits `why` does not watch."""
-    if utils := sys.modules.get("torch._dynamo.utils"):
-        utils.clear_compilation_metrics()
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+        dynamo.utils.counters.clear()
+        dynamo.utils.clear_compilation_metrics()

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiler import effort
 from profiler.device.clock import Clock
 from profiler.why_slow.change_registry import candidates
-from profiler.why_slow.findings import CallFloor, Untried
+from profiler.why_slow.findings import CallFloor, TriedChange, Untried
 from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -214,6 +214,18 @@ def generate(number: int, seconds: float, **more: Any) -> Call:
 def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
     """A script of such calls."""
     return replace(Observations("s.py", wall_s, calls, (), 0.0, "", 0.0), **more)
+
+
+def tried(saving: float, *calls: int, **more: Any) -> TriedChange:
+    """Five pairs of these calls that all save this share of them."""
+    what = {
+        "id": "grad-on",
+        "where": "s.py:4",
+        "evidence": "gradients are recorded",
+        "change": "no grad",
+        "shape": "one",
+    }
+    return TriedChange(calls=calls, rounds=((1.0, 1 - saving),) * 5, **what | more)
 
 
 def taken_s(seen: Observations) -> float:

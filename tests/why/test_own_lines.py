@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import generate, recorded, script, tiny_llama
+from planted_faults import generate, recorded, script, tiny_llama, tried
 
-from profiler.why_slow.findings import Finding, TriedChange, judge_calls
+from profiler.why_slow.findings import Finding, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import time_parts
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 FEW = {"max_new_tokens": 4, "do_sample": False}
 NAP_S = 0.06
-half = TriedChange("float32", (0,), ((1.0, 0.5),) * 5, "s.py:4", "weights are float32", "another dtype", "one")
 
 
 def line_of(function: Callable[..., Any], after: int = 1) -> str:
@@ -93,19 +92,9 @@ class Stops:
         return torch.zeros(len(ids), dtype=torch.bool)
 
 
-def bias(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    nap()
-    return scores
-
-
 def biased(_by: float, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     nap()
     return scores
-
-
-class Words:
-    def allowed(self, row: int, ids: torch.Tensor) -> list[int]:
-        return allowed(row, ids)
 
 
 class Prints:
@@ -123,13 +112,7 @@ CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
         "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with allowed in it", allowed,
     ),
     "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops at every token", Stops.__call__),
-    "a function as processor": ({"logits_processor": [bias]}, "your bias at every token", bias),
     "a partial function": ({"logits_processor": [partial(biased, 2.0)]}, "your biased at every token", biased),
-    "a method": (
-        {"prefix_allowed_tokens_fn": Words().allowed},
-        "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with Words.allowed in it",
-        Words.allowed,
-    ),
     "a streamer": ({"streamer": Prints()}, "your Prints at every token", Prints.put),
 }  # fmt: skip
 
@@ -156,8 +139,8 @@ def test_an_option_that_takes_a_tenth_of_the_time_is_named(seconds: float, is_fo
     """Sampling as such is wanted. What trials leave out stays: half of the rest of 10 s is saved."""
     at_tokens = {"NoBadWordsLogitsProcessor": seconds, "TopPLogitsWarper": 3.0}
     seen = script(10.0, generate(0, 10.0, processors_s=at_tokens, callbacks_s={"Prints": 1.0}, left_out_s=1.0))
-    findings = {item.id: item for item in judge_calls(seen, [half]).findings}
-    assert findings["float32"].saves_s == pytest.approx(4.5)
+    findings = {item.id: item for item in judge_calls(seen, [tried(0.5, 0)]).findings}
+    assert findings["grad-on"].saves_s == pytest.approx(4.5)
     found = findings["callbacks"]
     option = "NoBadWordsLogitsProcessor (bad_words_ids) and "
     assert found.evidence == f"generate runs {option if is_found else ''}your Prints at every token"

@@ -1,4 +1,4 @@
-"""What is recorded of a call: its batch, the positions of logits that the script reads, a model in plain PyTorch.
+"""What is recorded of a call: its batch, the positions of logits that the script reads, its arguments.
 
 What cannot be recorded, and calls that fail, are reported; the script runs as usual.
 """
@@ -14,30 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hurry import with_effort
 from planted_faults import changes_to, recorded, tiny_llama
-from torch import nn
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTModel
 
 import profiler
 from profiler.data.ceiling_set import CeilingSet
-from profiler.facts.step import Step
 from profiler.why_slow import kept_arguments, watched_calls
-from profiler.why_slow.findings import Untried, judge_calls
-from profiler.why_slow.floor import floor_of_calls, subjects_of
+from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.module_times import module_times
-from profiler.why_slow.plain_models import plain_work
 from profiler.why_slow.read_logits import watched_logits
 from profiler.why_slow.render import call_rows
-from profiler.why_slow.trials import call_groups
 
 
 @pytest.mark.parametrize(
@@ -157,134 +149,6 @@ def test_compiled_code_gets_plain_logits() -> None:
 
     changes_to(run)
     assert classes == [torch.Tensor]
-
-
-ENTRIES, WIDTH, HEADS, LAYERS = 96, 64, 4, 2
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.keys, self.values = torch.zeros(2, 1, HEADS, 64, WIDTH // HEADS)
-
-    def forward(self, x: Any, start: int) -> Any:
-        batch, tokens, _ = x.shape
-        q, k, v = (y.view(batch, tokens, HEADS, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
-        if start:
-            self.keys[:, :, start : start + tokens], self.values[:, :, start : start + tokens] = k, v
-            k, v = self.keys[:, :, : start + tokens], self.values[:, :, : start + tokens]
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=not start)
-        return x + self.out(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
-
-
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.layers = nn.Embedding(ENTRIES, WIDTH), nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ENTRIES, bias=False)
-
-    def forward(self, ids: Any, start: int = 0) -> Any:
-        x = self.table(ids)
-        for layer in self.layers:
-            x = layer(x, start)
-        return self.head(self.norm(x[:, -1:]))
-
-
-class Wrapped(nn.Sequential):
-    """A transformers model inside another module, as peft wraps it."""
-
-
-def ids(tokens: int) -> torch.Tensor:
-    return torch.ones(1, tokens, dtype=torch.long)
-
-
-def test_a_cached_step_has_its_context() -> None:
-    model = Plain().eval()
-
-    def run() -> None:
-        model(ids(8))
-        model(ids(1), 8)
-        model.head(torch.ones(1, 1, WIDTH))  # a part of a model is not a model
-        nn.CrossEntropyLoss()(torch.ones(1, 4), torch.ones(1, dtype=torch.long))
-
-    seen = recorded(run).seen("script")
-    assert [call.words for call in seen.calls] == ["forward 1 x 8", "forward 1 x 1 @ 8"]
-    assert {call.model for call in seen.calls} == {"Plain"}
-    assert "__call__" not in vars(Plain)
-    assert "__init_subclass__" not in vars(nn.Module)
-    assert functional.scaled_dot_product_attention.__module__ != "profiler.why_slow.recorder"
-
-
-def test_a_model_of_transformers_in_a_module_is_recorded_itself() -> None:
-    wrapped = Wrapped(tiny_llama())
-    seen = recorded(lambda: wrapped(ids(4))).seen("script")
-    assert [call.model for call in seen.calls] == ["LlamaForCausalLM"]
-
-
-@pytest.mark.parametrize(
-    "compile_",
-    [
-        lambda model: model.compile(backend="eager"),
-        lambda model: setattr(model, "forward", torch.compile(model.forward, backend="eager")),
-    ],
-)
-@pytest.mark.parametrize("make", [Plain, tiny_llama])
-def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any], None], make: Any) -> None:
-    model = make().eval()
-    compile_(model)
-    with torch.compiler.set_stance("force_eager"):
-        notes = recorded(lambda: model(ids(4))).notes
-    assert [(noted.settings.compiled, noted.arguments) for noted in notes] == [(True, None)]
-
-
-def test_its_work_is_that_of_torchs_counter() -> None:
-    """One token attends to 9 keys, and torch's counter counts the same matmuls."""
-    model = Plain().eval()
-    recorder = recorded(lambda: model(ids(1), 8))
-    work = plain_work(model, recorder.notes[0].attention)
-    # torch's counter does not know the fused kernel of a CPU.
-    with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
-        model(ids(1), 8)
-    step = Step(1, 1, 8)
-    assert work.work(step).model_flops == counter.get_total_flops()
-    linears = LAYERS * 4 * WIDTH * WIDTH + WIDTH * ENTRIES
-    attention = LAYERS * 2 * WIDTH * 9
-    assert work.work(step).model_flops == 2 * (linears + attention)
-    # Only the last position reaches the head.
-    assert work.work(Step(1, 5, 0)).model_flops == (
-        2 * (5 * LAYERS * 4 * WIDTH * WIDTH + WIDTH * ENTRIES) + 2 * LAYERS * 2 * WIDTH * 15
-    )
-    assert work.params == sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    ceilings = CeilingSet("known", 1e9, {"float32": 1e9}, 0)
-    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: ceilings)
-    model = Plain().eval()
-    recorder = recorded(lambda: model(ids(1), 8))
-    [call] = recorder.seen("script").calls
-    floor = floor_of_calls([call], subjects_of(recorder.notes))
-    # A step of one token reads each weight of 4 bytes for two FLOPs, and the keys and values of 8 tokens.
-    weights = sum(parameter.numel() for parameter in model.parameters()) - ENTRIES * WIDTH
-    nbytes = 4 * (weights + WIDTH + ENTRIES + LAYERS * 2 * WIDTH * 9)
-    assert floor.seconds == pytest.approx(nbytes / 1e9, rel=0.01)
-    assert floor.overhead_s is None
-    [group] = call_groups(recorder, recorder.seen("script"), Untried())
-    assert module_times(group, lambda _seconds: True, floor.subjects["Plain"]) is not None
-
-
-@pytest.mark.slow
-def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_effort(monkeypatch, script_floor=False)
-    model = Plain().eval()
-    text = ids(600)
-    with torch.inference_mode(), profiler.why() as watching:
-        for _ in range(8):
-            text = torch.cat([text, model(text).argmax(-1)], dim=1)
-    [finding] = [item for item in watching.found.findings if item.id == "cache-off"]
-    assert finding.change == "keep the keys and values of earlier tokens, and pass only the new token"
-    assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []
 
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
@@ -467,15 +331,11 @@ def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
     assert watching.found.seen.unnoted is None
 
 
-def unreadable(*_: object) -> None:
-    raise KeyError("unforeseen")
-
-
 @pytest.mark.usefixtures("no_trials")
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
     model, of = tiny_llama(), watched_calls.forward_settings
-    reads = iter([of, unreadable, of])
+    reads = iter([of, mock.Mock(side_effect=KeyError("unforeseen")), of])
     monkeypatch.setattr(watched_calls, "forward_settings", lambda *args: next(reads)(*args))
     with torch.no_grad():
         logits = model(ONE_PROMPT).logits
@@ -497,42 +357,30 @@ def runs_out(ids: Any, scores: Any) -> Any:
     return scores
 
 
-@pytest.fixture
-def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The numbers of the calls in each computation of a floor."""
-    numbers: list[list[int]] = []
+def test_a_failed_call_counts_with_its_time_and_has_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second script has no other calls."""
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
+    floors: list[list[int]] = []
     monkeypatch.setattr(
-        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: numbers.append([call.number for call in calls])
+        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: floors.append([call.number for call in calls])
     )
-    return numbers
-
-
-def test_a_failed_call_counts_with_its_time(floor_calls: list[list[int]]) -> None:
     model = tiny_llama()
-    with profiler.why() as watching:
+
+    def fail() -> None:
         with pytest.raises(RuntimeError, match="out of memory"):
             model.generate(ONE_PROMPT, max_new_tokens=4, do_sample=False, logits_processor=[runs_out])
+
+    with profiler.why() as watching:
+        fail()
         model.generate(ONE_PROMPT, max_new_tokens=3, do_sample=False)
     failed, done = watching.found.seen.calls
     assert (failed.failed, done.failed) == ("RuntimeError: out of memory (pretended)", "")
     assert failed.seconds >= SLEEP_S
     assert failed.forwards == 2
     assert watching.found.seen.calls_s >= failed.seconds + done.seconds - 1e-6
-    assert floor_calls == [[done.number]]
     assert not any(failed.number in trial.calls for trial in watching.found.tried)
     assert any("they failed (RuntimeError" in text for text in watching.found.not_tried)
-
-
-def test_an_answer_without_successful_calls(floor_calls: list[list[int]]) -> None:
-    model = tiny_llama()
-
-    def stop(*_: Any) -> Any:
-        raise LookupError
-
-    with profiler.why() as watching:
-        for _ in range(4):
-            with pytest.raises(LookupError):
-                model.generate(ONE_PROMPT, max_new_tokens=4, do_sample=False, stopping_criteria=[stop])
-    assert [call.failed for call in watching.found.seen.calls] == ["LookupError"] * 4
-    assert floor_calls == []
+    with profiler.why() as alone:
+        fail()
+    assert [call.failed for call in alone.found.seen.calls] == [failed.failed]
+    assert floors == [[done.number]]

@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from cases import slow_except
 from hurry import with_effort
-from planted_faults import changes_to, generate, groups_of, recorded, run_watched, script, tiny_llama
+from planted_faults import changes_to, generate, groups_of, recorded, run_watched, script, tiny_llama, tried
 from scripts import SCRIPTS
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -26,28 +27,14 @@ from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
 from profiler.device.clock import Clock
 from profiler.json_document import json_text
-from profiler.why_slow import trials
+from profiler.why_slow import costs, trials
 from profiler.why_slow.batch_and_loop_changes import batching_change
 from profiler.why_slow.command import explained
 from profiler.why_slow.costs import conversion_findings
-from profiler.why_slow.findings import (
-    CallFloor,
-    SlowModule,
-    TriedChange,
-    Untried,
-    judge_calls,
-)
+from profiler.why_slow.findings import CallFloor, SlowModule, Untried, Why, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
-from profiler.why_slow.observations import (
-    Call,
-    CallSettings,
-    Load,
-    Observations,
-    OwnLine,
-    covered_s,
-    most_at_once,
-)
+from profiler.why_slow.observations import Call, Load, Observations, OwnLine, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
@@ -130,12 +117,6 @@ def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pyte
 COLD_S = 0.2
 
 
-def tried(saving: float, *numbers: int) -> TriedChange:
-    return TriedChange(
-        "grad-on", numbers, ((1.0, 1 - saving),) * 5, "s.py:4", "gradients are recorded", "no grad", "one"
-    )
-
-
 def test_savings_and_shares_refer_to_warm_calls() -> None:
     """Calls take 10, 8 and 1 s, and 1, 2 and 1 s once warm. Half of a warm call is saved: 2 s, or 50 % of 4 s."""
     calls = (generate(0, 10.0, warm_s=1.0), replace(generate(1, 8.0, warm_s=2.0), prompt_len=9), generate(2, 1.0))
@@ -214,11 +195,13 @@ THREADS = 4
         ([], 0.0, 0),
     ],
 )
-def test_time_in_calls_is_the_union_of_their_intervals(
+def test_time_in_calls_and_in_loads_is_the_union_of_their_intervals(
     spans: list[tuple[float | None, float]], covered: float, at_once: int
 ) -> None:
     calls = [generate(number, seconds, began_s=began_s) for number, (began_s, seconds) in enumerate(spans)]
-    assert covered_s(calls) == pytest.approx(covered)
+    loads = tuple(Load("a", call.seconds, "s.py:1", call.began_s) for call in calls)
+    seen = script(5.0, *calls, loads=loads)
+    assert (seen.calls_s, seen.loads_s) == (pytest.approx(covered), pytest.approx(covered))
     assert most_at_once(calls) == at_once
 
 
@@ -247,9 +230,8 @@ class Sleeps:
         return scores
 
 
-def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_from_threads_are_repeated_in_threads() -> None:
     """Four threads sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of wall time."""
-    with_effort(monkeypatch, script_floor=False)
     model, slow, recorder = tiny_llama(), Sleeps(), Recorder()
 
     def generate() -> None:
@@ -276,31 +258,21 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
 TOKENS = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do_sample": False}
 
 
-def lines_of_calls(begin: Callable[[Any], None]) -> list[int]:
-    """The lines of the model calls in `begin`, counted from its `def`."""
-    notes = recorded(lambda: begin(tiny_llama())).notes
-    return [int(noted.where.removeprefix("test_seconds.py:")) - begin.__code__.co_firstlineno for noted in notes]
-
-
-def test_a_call_is_at_the_line_that_starts_its_thread() -> None:
-    """Chat pages that read TextIteratorStreamer start such threads."""
+def test_a_call_is_at_the_line_that_starts_its_thread_or_submits_it() -> None:
+    """Chat pages that read TextIteratorStreamer start such threads. One worker has calls of two lines."""
 
     def begin(model: Any) -> None:
         thread = threading.Thread(target=model.generate, kwargs=TOKENS)
         thread.start()
         thread.join()
-
-    assert lines_of_calls(begin) == [2]
-
-
-def test_calls_of_one_worker_are_at_the_lines_that_submit_them() -> None:
-    def begin(model: Any) -> None:
         with ThreadPoolExecutor(1) as pool:
             one: Future[Any] = pool.submit(model.generate, **TOKENS)
             one.result()
             pool.submit(model.generate, **TOKENS).result()
 
-    assert lines_of_calls(begin) == [2, 4]
+    notes = recorded(lambda: begin(tiny_llama())).notes
+    first = begin.__code__.co_firstlineno
+    assert [noted.where for noted in notes] == [f"test_seconds.py:{first + after}" for after in (2, 5, 7)]
 
 
 QUANTISED = SimpleNamespace(pre_quantized=False, quantization_config=SimpleNamespace(quant_method="bitsandbytes"))
@@ -355,7 +327,7 @@ def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> 
 
 # At this low bandwidth only bytes count. The others are the overhead of a prefill and of a decode step.
 BYTES_PER_S, PREFILL_S, DECODE_S = 1e6, 5.0, 2.0
-CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", CallSettings())
+CALL = generate(0, 60.0)
 
 
 @pytest.fixture
@@ -369,7 +341,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def floor_of(model: Any, *calls: Call) -> CallFloor:
-    return floor_of_calls(calls, {"LlamaForCausalLM": subject_of(model)})
+    return floor_of_calls(calls, {"Llama": subject_of(model)})
 
 
 def device_s(tokens: int, steps: int) -> float:
@@ -498,8 +470,39 @@ def test_the_ceilings_are_those_of_the_shapes() -> None:
     assert sum(found.own_s.values()) <= found.group.seconds
 
 
-CALLED = Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 10.0, "s.py:4", CallSettings())
-SEEN = Observations("s.py", 12.0, (CALLED,), (), 0.0, "", 0.0)
+CALLED = generate(0, 10.0)
+SEEN = script(12.0, CALLED)
+
+
+def test_reading_weights_is_that_of_a_part_if_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 weights of 4 bytes take 2 s; a quarter of them takes as long, so that all take 8 s."""
+    model = torch.nn.Linear(8, 8, bias=False)
+    monkeypatch.setattr(costs, "now_s", Mock(side_effect=[0.0, 2.0, 5.0, 7.0]))
+    assert costs.read_weights_s(model) == 2.0
+    monkeypatch.setattr(costs, "_MOST_BYTES", 64)
+    assert costs.read_weights_s(model) == 8.0
+    assert costs.read_weights_s(None) is None
+    monkeypatch.setattr(costs.tempfile, "TemporaryDirectory", Mock(side_effect=OSError("No space left on device")))
+    assert costs.read_weights_s(model) is None
+
+
+@pytest.mark.parametrize(
+    ("trials", "not_tried", "floor_s", "start", "share"),
+    [
+        (2, (), 8.0, "Nothing to change of 2 tried: 80 %", ""),
+        (2, (), 4.0, "Nothing to change of 2 tried, and the floor is", "40 %"),
+        (0, (), 4.0, "Nothing to change, and the floor is", "40 %"),
+        (1, ("dtype: no memory",), 4.0, "Nothing was found in 1 trial, and others could not be made", ""),
+        (0, ("dtype: no memory",), 4.0, "Nothing could be tried", ""),
+    ],
+)
+def test_an_answer_without_a_finding_says_what_was_tried(
+    trials: int, not_tried: tuple[str, ...], floor_s: float, start: str, share: str
+) -> None:
+    """The calls take 10 s; from 70 % of that on, the floor is near."""
+    *_, last = why_sentences(Why(SEEN, (), CallFloor(floor_s, 0.1), (tried(0.0, 0),) * trials, not_tried))
+    assert last.startswith(start)
+    assert share in last
 
 
 @pytest.mark.parametrize(("code_s", "is_named"), [(6.0, True), (2.0, False)])
