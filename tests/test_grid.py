@@ -88,10 +88,6 @@ def test_a_prefix_is_a_part_of_every_prompt() -> None:
         make_grid("512", "4", 16, prefix=512)
 
 
-def prompts(*lens: int) -> tuple[Request, ...]:
-    return tuple(Request(length, 8) for length in lens)
-
-
 def test_lengths_are_drawn_evenly_and_the_same_each_time() -> None:
     """The mean of n uniform draws from [a, b] is (a + b) / 2 +- (b - a) / sqrt(12 n), and both ends are drawn."""
     drawn = parse_ragged("ragged:32..512", 1000, 8)
@@ -106,7 +102,7 @@ def test_sequences_that_end_early_wait_for_the_last() -> None:
     """The prompt gives the first token, so the second sequence needs only 8 of the 16 steps."""
     batch = (Request(8, 17), Request(8, 9), Request(8, 17))
     assert waiting(batch) == pytest.approx(8 / 48)
-    assert waiting(prompts(8, 16)) == 0
+    assert waiting((Request(8, 8), Request(16, 8))) == 0
 
 
 def test_a_grid_has_one_batch_of_each_size(tmp_path: Path) -> None:
