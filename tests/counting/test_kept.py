@@ -58,6 +58,7 @@ def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     model = counted(QWEN_27B)
     assert state_bytes(model.work) == state
     assert cache_bytes(model.work, 64, 512) == 64 * (512 * 65_536 + state)
+    assert cache_bytes(model.work, 64, 512, shared=500) == 500 * 65_536 + 64 * (12 * 65_536 + state)
     found = model_numbers(model, 512, (ceilings_called("A100 80GB SXM"),))
     assert (found.kv_bytes_per_token, found.state_bytes_per_sequence) == (65_536, state)
     assert (found.architecture.layers, found.architecture.attention_layers) == (64, 16)
@@ -218,12 +219,6 @@ def test_a_window_past_the_prefix_holds_none_of_it() -> None:
     step = work.work(Step(BATCH, 1, 5_000, 2_000))
     assert step.kv_read_bytes == (1_095 + BATCH * 3_000) * 131_072
     assert step.redundant_bytes[Cause.SHARED_READS] == (BATCH - 1) * 1_095 * 131_072
-
-
-def test_a_state_is_each_sequences_own() -> None:
-    state = RecurrentState("s", torch.float32, 1024, 5, 4)
-    work = ModelWork((state,), params=0, understood_params=0, unknown=())
-    assert cache_bytes(work, BATCH, 900, shared=500) == BATCH * state_bytes(work) == BATCH * 1024 * 4
 
 
 def test_a_grid_and_its_memory() -> None:
