@@ -27,7 +27,7 @@ from profiler.loading.meta_model import build_on_meta, from_config, quiet_librar
 
 TABLE = Path(__file__).with_name("scoreboard.csv")
 STEPS = (Step(2, 8, 0), Step(1, 12, 0), Step(3, 1, 10), Step(1, 1, 5))
-RANK = {"equal": 0, "differs": 1, "not run": 2}
+RANK = {"equal": 0, "built": 0, "differs": 1, "not run": 2, "not built": 2}
 _SECONDS_A_TYPE = 30
 T = TypeVar("T")
 _FEW_PARAMETERS = 500_000
