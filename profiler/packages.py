@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from profiler.errors import RequestError
 
@@ -57,16 +57,13 @@ def requirement_texts() -> Sequence[str]:
     try:
         return metadata.requires(_OWN) or ()
     except metadata.PackageNotFoundError:
-        pass
-    if not PYPROJECT.is_file():
-        return ()
-    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8")).get("project", {})
-    if project.get("name") != _OWN:
-        return ()
-    extras = project.get("optional-dependencies", {})
+        if not PYPROJECT.is_file():
+            return ()
+    project: dict[str, Any] = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].items()
     return [
-        *project.get("dependencies", ()),
-        *(f"{text}; extra == '{extra}'" for extra, texts in extras.items() for text in texts),
+        *project["dependencies"],
+        *(f"{text}; extra == '{extra}'" for extra, texts in extras for text in texts),
     ]
 
 

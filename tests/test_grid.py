@@ -49,7 +49,7 @@ def test_a_decode_loop_is_described_by_its_middle_step() -> None:
 
 
 def test_a_row_names_its_cell() -> None:
-    for cell in (Cell(2, 64, 32, engine="static"), Cell(2, 0, 32, context_len=512)):
+    for cell in (Cell(2, 64, 32, engine="static"), Cell(2, 0, 32, context_len=512), Cell(2, 64, 32, context_len=384)):
         for key in cell.keys:
             assert CellKey.at(key.phase, 2, cell.prompt_len, key.context_len, 32, cell.engine) == key
     assert CellKey("decode", Cell(2, 64, 32, engine="static")).name == "decode 2 x 64 (static)"
@@ -73,23 +73,16 @@ def test_keys_between_cells_have_row_counts_that_no_cell_has(batches: str) -> No
 
 
 def test_a_prefix_is_a_part_of_every_prompt() -> None:
-    """Of 512 tokens, 384 are cached: the prefill runs 128, and a table's row has the same cell."""
+    """Of 512 tokens, 384 are cached: the prefill runs 128."""
     grid = make_grid("512,1024", "4", 16, prefix=384)
     assert [(cell.prompt_len, cell.prefix, cell.depth, cell.slots) for cell in grid.cells] == [
         (128, 384, 512, 528),
         (640, 384, 1024, 1040),
     ]
-    for key in grid.keys:
-        cell = key.cell
-        assert key.query_tokens == (cell.prompt_len if key.phase == "prefill" else 1)
-        assert key.context_len == (384 if key.phase == "prefill" else cell.depth + 8)
-        assert CellKey.at(key.phase, 4, cell.prompt_len, key.context_len, 16, cell.engine) == key
+    prefill, decode = grid.cells[0].keys
+    assert (prefill.query_tokens, prefill.context_len, decode.context_len) == (128, 384, 520)
     with pytest.raises(RequestError, match="use 0 to 511"):
         make_grid("512", "4", 16, prefix=512)
-
-
-def prompts(*lens: int) -> tuple[Request, ...]:
-    return tuple(Request(length, 8) for length in lens)
 
 
 def test_lengths_are_drawn_evenly_and_the_same_each_time() -> None:
@@ -106,7 +99,7 @@ def test_sequences_that_end_early_wait_for_the_last() -> None:
     """The prompt gives the first token, so the second sequence needs only 8 of the 16 steps."""
     batch = (Request(8, 17), Request(8, 9), Request(8, 17))
     assert waiting(batch) == pytest.approx(8 / 48)
-    assert waiting(prompts(8, 16)) == 0
+    assert waiting((Request(8, 8), Request(16, 8))) == 0
 
 
 def test_a_grid_has_one_batch_of_each_size(tmp_path: Path) -> None:

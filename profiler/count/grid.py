@@ -94,8 +94,6 @@ def next_step(
 
 def _memory_notes(gpu: GpuFloors) -> list[str]:
     room_bytes, needs_bytes = gpu.ceilings.room_bytes, gpu.need.peak_bytes
-    if room_bytes is None:
-        return []
     notes = []
     if gpu.tight.any():
         safe_bytes = gpu.need.safe_bytes[gpu.tight].max() / SURE_SHARE

@@ -95,19 +95,8 @@ class AttentionCore(Operator):
         """Return the call with `heads`; None: as transformers passes them with a mask by default (`masked_heads`)."""
         several_groups = self.query_heads > self.kv_heads
         repeated = (np.greater(step.query, 1) if heads is None else heads == "repeated") & several_groups
-        return Call(
-            step,
-            keys,
-            masked,
-            self.query_heads,
-            kv_heads=np.where(repeated, self.query_heads, self.kv_heads),
-            repeated=repeated,
-            repeats=self.query_heads // self.kv_heads if heads == "grouped" else 1,
-            qk_dim=self.qk_dim,
-            v_dim=self.v_dim,
-            window=self.window,
-            itemsize=self.itemsize,
-        )
+        repeats = self.query_heads // self.kv_heads if heads == "grouped" else 1
+        return Call(self, step, keys, masked, repeated, repeats)
 
     def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         """Return the bytes of a sequence's keys and values in the cache of a path."""

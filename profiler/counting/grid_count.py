@@ -38,23 +38,19 @@ class GpuFloors:
     """The bytes with which servers run each decode step [n]; infinite for a prefill."""
 
     @property
-    def _room_bytes(self) -> float:
-        return np.inf if self.ceilings.room_bytes is None else self.ceilings.room_bytes
-
-    @property
     def fits(self) -> NDArray[np.bool_]:
         """Whether the tensors of each point fit the GPU [n]; true if its memory is unknown."""
-        return np.asarray(self.need.fits(self._room_bytes))
+        return np.asarray(self.need.fits(self.ceilings.room_bytes))
 
     @property
     def tight(self) -> NDArray[np.bool_]:
         """Whether they fit, but the step may run out of memory [n] (`MemoryNeed.is_tight`)."""
-        return np.asarray(self.need.is_tight(self._room_bytes))
+        return np.asarray(self.need.is_tight(self.ceilings.room_bytes))
 
     @property
     def in_chunks(self) -> NDArray[np.bool_]:
         """Whether a decode step fits only if prompts are prefilled in chunks, as servers do [n]."""
-        return np.asarray(~self.fits & (self.served_bytes <= self._room_bytes))
+        return np.asarray(~self.fits & (self.served_bytes <= self.ceilings.room_bytes))
 
     @property
     def runs(self) -> NDArray[np.bool_]:

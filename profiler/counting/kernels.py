@@ -6,12 +6,15 @@ Amounts are numbers, or arrays with one per step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler.counting.pairs import causal_pairs
 from profiler.facts.step import FLOAT32_BYTES, Step
+
+if TYPE_CHECKING:
+    from profiler.counting.attention import AttentionCore
 
 _BOOL_BYTES = 1
 _MOVED_BYTES = 2 * FLOAT32_BYTES  # a float32 that is written and read
@@ -19,25 +22,18 @@ _MOVED_BYTES = 2 * FLOAT32_BYTES  # a float32 that is written and read
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel as transformers makes it."""
+    """A call of a kernel for an attention core, as transformers makes it."""
 
+    core: AttentionCore
     step: Step
     keys: Any
     """Keys per sequence."""
     masked: bool
     """Whether it has a mask, instead of the flag that later keys are hidden."""
-    query_heads: int
-    kv_heads: Any
-    """Heads of K and V that it gets."""
     repeated: Any
-    """Whether transformers has written them out before, once per query head."""
+    """Whether transformers has written out the heads of K and V before, once per query head."""
     repeats: int
     """How often the kernel must repeat them; 1 if it gets as many, or the queries of a group as rows of one head."""
-    qk_dim: int
-    v_dim: int
-    window: int | None
-    itemsize: int
-    """Bytes of an element."""
 
     @property
     def pairs(self) -> Any:
@@ -47,18 +43,19 @@ class Call:
     @property
     def scores(self) -> Any:
         """Scores of all heads."""
-        return self.step.batch * self.query_heads * self.pairs
+        return self.step.batch * self.core.query_heads * self.pairs
 
     @property
     def narrow(self) -> bool:
         """Whether float32 is wider than the operands."""
-        return self.itemsize < FLOAT32_BYTES
+        return self.core.itemsize < FLOAT32_BYTES
 
     @property
     def repeated_bytes(self) -> Any:
         """Bytes of K and V that were repeated per query head before the call."""
-        elements = self.step.batch * self.keys * self.query_heads * (self.qk_dim + self.v_dim)
-        return np.where(self.repeated, elements * self.itemsize, 0)
+        core = self.core
+        elements = self.step.batch * self.keys * core.query_heads * (core.qk_dim + core.v_dim)
+        return np.where(self.repeated, elements * core.itemsize, 0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Cost:
 
 def fused(call: Call) -> Cost:
     """A kernel that keeps its scores on chip. Without a mask it skips causally hidden ones."""
-    pairs = call.pairs if call.masked else causal_pairs(call.step.query, call.step.context, call.window)
+    pairs = call.pairs if call.masked else causal_pairs(call.step.query, call.step.context, call.core.window)
     return Cost(call.keys, pairs, 0, 2 * call.repeated_bytes, call.repeated_bytes)
 
 
@@ -88,8 +85,9 @@ def eager(call: Call) -> Cost:
 
     Its memory has the scores in the model's dtype, for 16 bits a float32 copy, and the float32 output of the softmax.
     """
-    traffic_bytes = call.scores * (4 * call.itemsize + (_MOVED_BYTES if call.narrow else 0))
-    buffer_bytes = call.scores * (call.itemsize + (2 if call.narrow else 1) * FLOAT32_BYTES)
+    itemsize = call.core.itemsize
+    traffic_bytes = call.scores * (4 * itemsize + (_MOVED_BYTES if call.narrow else 0))
+    buffer_bytes = call.scores * (itemsize + (2 if call.narrow else 1) * FLOAT32_BYTES)
     return Cost(call.keys, call.pairs, traffic_bytes, 2 * call.repeated_bytes, call.repeated_bytes + buffer_bytes)
 
 
@@ -107,9 +105,10 @@ def math(call: Call) -> Cost:
     the scaled K and the scores, or in the softmax, with the scores, its result and a byte for each. Since PyTorch PR
     #139613 `_safe_softmax` writes into that result.
     """
-    step, scores = call.step, call.scores
-    q, result = (step.tokens * call.query_heads * width for width in (call.qk_dim, call.v_dim))
-    k, v = (step.batch * call.keys * call.kv_heads * width for width in (call.qk_dim, call.v_dim))
+    core, step, scores = call.core, call.step, call.scores
+    kv_heads = np.where(call.repeated, core.query_heads, core.kv_heads)
+    q, result = (step.tokens * core.query_heads * width for width in (core.qk_dim, core.v_dim))
+    k, v = (step.batch * call.keys * kv_heads * width for width in (core.qk_dim, core.v_dim))
     copied = q + k + v if call.narrow else 0
     repeated = call.repeats * (k + v) if call.repeats > 1 else 0
     scaled_k = call.repeats * k
@@ -117,8 +116,8 @@ def math(call: Call) -> Cost:
     score_bytes = 7 * FLOAT32_BYTES + 2 * _BOOL_BYTES + np.where(has_mask, _MOVED_BYTES, 0)
     traffic_bytes = _MOVED_BYTES * (q + scaled_k + copied) + scores * score_bytes
     if call.narrow:
-        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (FLOAT32_BYTES + call.itemsize)
-    mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + call.itemsize)  # of one head, for all
+        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (FLOAT32_BYTES + core.itemsize)
+    mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + core.itemsize)  # of one head, for all
     kept_bytes = FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
     matmul_bytes = FLOAT32_BYTES * (scaled_k + scores)
     softmax_bytes = (2 * FLOAT32_BYTES + _BOOL_BYTES) * scores

@@ -138,7 +138,6 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
     work, one = counted.work, Step(1, 1, context_len, prefix)
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=ceilings.fuses_grouped_heads)
-    room_bytes = math.inf if ceilings.room_bytes is None else ceilings.room_bytes
 
     def at_once(batch: int, tokens: int) -> MemoryNeed:
         common = min(prefix, tokens - 1)
@@ -149,7 +148,7 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
 
     def most(need_of: Callable[[int], MemoryNeed]) -> int:
         """Return the largest number that fits, 0 if none does; smaller ones fit, too."""
-        return (least(lambda number: bool(need_of(number).safe_bytes > room_bytes)) or MOST + 1) - 1
+        return (least(lambda number: bool(need_of(number).safe_bytes > ceilings.room_bytes)) or MOST + 1) - 1
 
     prompt = max(1, context_len)
     largest, served = most(lambda batch: at_once(batch, prompt)), most(lambda batch: in_chunks(batch, prompt))

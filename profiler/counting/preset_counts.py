@@ -33,11 +33,8 @@ class Dtype:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element, or of two of float4, from the bits in the name: `float8_e4m3fn`. Raises ValueError."""
-        bits = re.search(r"\d+", self.name)
-        if bits is None:
-            raise ValueError(f"{self.name} has no number of bits in its name")
-        return max(1, int(bits[0]) // 8)
+        """Bytes of an element, or of two of float4, from the bits in the name: `float8_e4m3fn`."""
+        return max(1, int(re.findall(r"\d+", self.name)[0]) // 8)
 
     def __str__(self) -> str:
         return f"torch.{self.name}"

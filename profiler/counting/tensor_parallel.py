@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -39,12 +40,11 @@ def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:
     keep_share(model, ranks, rank)
     work = walk(model)
     by_name = {operator.name: operator for operator in work.operators}
-    counts: dict[Collective, int] = {}
+    counts = Counter[Collective]()
     for name, named in named_collectives:
         source = by_name.get(name)
         rows = replace(source, count=1) if isinstance(source, Linear | Experts) else None
-        collective = replace(named, source=rows)
-        counts[collective] = counts.get(collective, 0) + 1
+        counts[replace(named, source=rows)] += 1
     collectives = tuple(replace(collective, count=count) for collective, count in counts.items())
     understood = round(work.coverage * params)
     return replace(work, operators=work.operators + collectives, params=params, understood_params=understood)

@@ -14,7 +14,6 @@ from torch import nn
 
 from profiler.counting import module_kinds as kinds
 from profiler.counting.attention import AttentionCore, LatentCore
-from profiler.counting.module_kinds import picture_flops
 from profiler.counting.operators import (
     Convolution,
     Elementwise,
@@ -57,7 +56,7 @@ def walk(model: Any) -> ModelWork:
         first = replace(operator, repeats=0)
         counts[first] += 1
         repeats[first] += operator.repeats
-    tower_flops, pixels = picture_flops(model, visitor.towers)
+    tower_flops, pixels = kinds.picture_flops(model, visitor.towers)
     return ModelWork(
         operators=tuple(replace(op, count=count, repeats=repeats[op]) for op, count in counts.items()),
         params=visitor.total_params,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,8 +18,8 @@ class CeilingSet:
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
     """By dtype."""
-    room_bytes: int | None = None
-    """Bytes that a model may take of the device's memory (`data.free_memory`); None if unknown."""
+    room_bytes: float = math.inf
+    """Bytes that a model may take of the device's memory (`data.free_memory`); infinite if unknown."""
     fuses_grouped_heads: bool = True
     """Whether it has a fused attention kernel for grouped heads in 16 bits."""
     sustained: Mapping[str, float] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Gpu:
     """The ceilings of a GPU, for the roofline."""
 
     name: str
-    room_bytes: int | None
+    room_bytes: float
     """Bytes that a model may take of its memory."""
     bytes_per_s: float
     dtype: str

@@ -40,14 +40,12 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
                 module, placement, fit = _load_checkpoint(request, config, other_bytes_of)
         except (RequestError, torch.OutOfMemoryError):
             raise
-        except OSError as error:
-            if request.source.path is not None:
-                raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
-            raise ModelError(
-                f"no checkpoint of {request.source.hub_id} is in the local cache, and the hub provides none (offline,"
-                " gated, or without safetensors); use --weights random to build the model without one."
-            ) from error
         except Exception as error:
+            if isinstance(error, OSError) and request.source.path is None:
+                raise ModelError(
+                    f"no checkpoint of {request.source.hub_id} is in the local cache, and the hub provides none"
+                    " (offline, gated, or without safetensors); use --weights random to build the model without one."
+                ) from error
             raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
     if placement is not None and placement.folder is not None:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
@@ -109,7 +107,7 @@ def _load_checkpoint(
         extra["attn_implementation"] = request.attn
     planned = plan(request, copy.deepcopy(config))
     if (library := FORMATS[request.quant].library) is not None:
-        extra["quantization_config"] = library().config(
+        extra["quantization_config"] = library.config(
             request.quant, request.dtype, request.quant_options, planned, request.device
         )
     placement = plan_device_map(

@@ -72,11 +72,9 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
         return auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted, **extra)
     except (RequestError, torch.OutOfMemoryError):
         raise
-    except ImportError as error:  # a tower needs another package, of which a step of text runs nothing
-        if (text := config.get_text_config()) is config:
-            raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
-        return from_config(text, dtype, attn)
     except Exception as error:  # invalid sizes may fail anywhere in transformers
+        if isinstance(error, ImportError) and (text := config.get_text_config()) is not config:
+            return from_config(text, dtype, attn)  # a tower needs another package: a step of text runs nothing of it
         raise ModelError(f"transformers cannot build this model: {first_line(error)}.") from error
 
 

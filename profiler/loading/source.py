@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from profiler.errors import ModelError, RequestError, first_line, near_misses
 from profiler.units import visible
@@ -20,7 +20,7 @@ SourceKind = Literal["card", "hub", "folder", "gguf"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel has the presets inside the package; a checkout has them next to it.
-_PRESET_FOLDERS = (_PACKAGE / "models", _PACKAGE.parent / "models")
+_PRESETS = next(folder for folder in (_PACKAGE / "models", _PACKAGE.parent / "models") if folder.is_dir())
 # The index of a model of 61 layers with 256 experts each (DeepSeek-V3) has 9 MB.
 _MOST_JSON_BYTES = 100_000_000
 _LONGEST_NAME = 100
@@ -57,19 +57,13 @@ class ModelSource:
 @cache
 def preset_names() -> tuple[str, ...]:
     """Return the names of all presets, in alphabetical order."""
-    return tuple(sorted(path.stem for path in _preset_folder().glob("*.json")))
+    return tuple(sorted(path.stem for path in _PRESETS.glob("*.json")))
 
 
 @cache
 def load_preset(name: str) -> Preset:
-    """Read the preset called `name`. Raises ModelError if there is none or it cannot be read."""
-    path = _preset_folder() / f"{name}.json"
-    try:
-        return Preset.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"there is no preset {name!r}.{near_misses(name, preset_names())}") from None
-    except ValidationError as error:
-        raise ModelError(f"the preset {path.name} is not valid: {error.errors()[0]['msg']}.") from None
+    """Read the preset called `name`, one of `preset_names`."""
+    return Preset.model_validate_json((_PRESETS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def resolve(model: str) -> ModelSource:
@@ -134,13 +128,6 @@ def read_json_file(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{file} is not a JSON object.")
     return content
-
-
-def _preset_folder() -> Path:
-    for folder in _PRESET_FOLDERS:
-        if any(folder.glob("*.json")):
-            return folder
-    raise ModelError("the presets are missing from this installation; reinstall roofscope.")
 
 
 def check_weights(request: ModelRequest) -> None:

@@ -198,10 +198,10 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
         return FourBitRows(2)
     if ins % _BLOCK:
         return FourBitRows(1)
-    table = _four_bit_table(device) if device.type == "cuda" else None
-    if table is None or table.error:
+    if device.type != "cuda" or four_bit_rule_error(device):
         return FourBitRows(_FUSED_FLOOR + 1)
-    return dense_rows(lambda rows: table.fuses(dtype, rows, outs, ins), table.most_rows)
+    fuses, most_rows = _four_bit_table(device)
+    return dense_rows(lambda rows: fuses(dtype, rows, outs, ins), most_rows)
 
 
 def _has_table() -> bool:
@@ -210,28 +210,18 @@ def _has_table() -> bool:
     return tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
 
 
-@dataclass(frozen=True)
-class _FourBitTable:
-    """bitsandbytes' table of 4-bit kernels for one GPU (0.50)."""
-
-    fuses: Callable[[torch.dtype, int, int, int], bool]
-    """Whether the matmul of (dtype, rows, outs, ins) has no dense copy."""
-    most_rows: int
-    error: str = ""
-    """Why the table cannot be read: another version, a broken installation, or a GPU that did not respond."""
-
-
 @cache
-def _four_bit_table(device: torch.device) -> _FourBitTable:
-    try:
-        from bitsandbytes.backends.cuda import ops
+def _four_bit_table(device: torch.device) -> tuple[Callable[[torch.dtype, int, int, int], bool], int]:
+    """Return whether a GPU's matmul of (dtype, rows, outs, ins) has no dense copy, and the most rows of one (0.50).
 
-        fuses = partial(ops._gemm_4bit_use_custom_fn, device.index or 0)
-        # It looks at the GPU once, and only for more rows than are always fused.
-        fuses(torch.float16, _FUSED_FLOOR + 1, _BLOCK, _BLOCK)
-        return _FourBitTable(fuses, ops._gemm_4bit_custom_max_m)
-    except Exception as error:
-        return _FourBitTable(lambda *_: False, 0, describe_error(error))
+    Raises whatever another version, a broken installation, or a GPU that does not respond raises.
+    """
+    from bitsandbytes.backends.cuda import ops
+
+    fuses = partial(ops._gemm_4bit_use_custom_fn, device.index or 0)
+    # It looks at the GPU once, and only for more rows than are always fused.
+    fuses(torch.float16, _FUSED_FLOOR + 1, _BLOCK, _BLOCK)
+    return fuses, ops._gemm_4bit_custom_max_m
 
 
 @contextmanager
@@ -248,9 +238,11 @@ def dense_copies(dense: bool) -> Iterator[None]:
 def four_bit_rule_error(device: torch.device) -> str:
     """Return why bitsandbytes' table of 4-bit kernels is unreadable, so that its floor is assumed; empty if not."""
     try:
-        return _four_bit_table(device).error if device.type == "cuda" and _has_table() else ""
+        if device.type == "cuda" and _has_table():
+            _four_bit_table(device)
     except Exception as error:  # missing, or a broken installation, which may raise anything
         return describe_error(error)
+    return ""
 
 
 def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
@@ -262,16 +254,13 @@ def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
     return FourBitRows(1, tuple(ranges))
 
 
-def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
+def random_weight(owner: Any, device: torch.device, std: float) -> Any:
     """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`."""
-    is_int8 = type(owner.weight).__name__ == "Int8Params"
-    return cast(nn.Parameter, (_random_int8 if is_int8 else _random_4bit)(owner, device, std))
-
-
-def _random_int8(owner: Any, device: torch.device, std: float) -> Any:
-    """LLM.int8() has 127 at a row's absolute maximum."""
     from bitsandbytes.nn import Int8Params
 
+    if not isinstance(owner.weight, Int8Params):
+        return _random_4bit(owner, device, std)
+    # LLM.int8() has 127 at a row's absolute maximum.
     data = fill_random(torch.empty(owner.out_features, owner.in_features, dtype=torch.int8, device=device))
     scales = torch.full((owner.out_features,), 127 * std / rms(INT8_CODES), device=device)
     return Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales)

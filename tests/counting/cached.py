@@ -6,7 +6,6 @@ also builds every image-text type on meta, as `count` does.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from profiler.counting.walk import walk
 from profiler.loading.cache_argument import cache_of
-from profiler.loading.meta_model import build_on_meta, quiet_libraries
+from profiler.loading.meta_model import build_on_meta
 
 TABLE = Path(__file__).with_name("cached.csv")
 PICTURES = Path(__file__).with_name("pictures_cached.csv")
@@ -37,25 +36,20 @@ def picture_types() -> list[str]:
 
 def built(model_type: str) -> tuple[str, str]:
     """Return (`built`, the parts that a step of text does not run) or (`not built`, the reason)."""
-    try:
-        with quiet_libraries(), warnings.catch_warnings(), scoreboard.time_limit():
-            warnings.simplefilter("ignore")
-            work = walk(build_on_meta(AutoConfig.for_model(model_type), torch.bfloat16))
-    except Exception as error:
-        return "not built", scoreboard.reason(error)
-    return "built", "; ".join(work.not_run)
+
+    def not_run() -> tuple[str, ...]:
+        return walk(build_on_meta(AutoConfig.for_model(model_type), torch.bfloat16)).not_run
+
+    return scoreboard.tried(lambda: ("built", "; ".join(not_run())), "not built")
 
 
 def score(model_type: str) -> tuple[str, str]:
     """Return (`equal` | `differs` | `not run`, the bytes that differ or the reason) of every config of a type."""
-    try:
-        with quiet_libraries(), warnings.catch_warnings(), scoreboard.time_limit():
-            warnings.simplefilter("ignore")
-            small = configs(model_type)
-            differences = [text for config in small for text in scoreboard.on_cpu_or_meta(config, differences_of)]
-    except Exception as error:
-        return "not run", scoreboard.reason(error)
-    return ("differs", "; ".join(differences[:2])[:160]) if differences else ("equal", "")
+
+    def differing() -> list[str]:
+        return [text for config in configs(model_type) for text in scoreboard.on_cpu_or_meta(config, differences_of)]
+
+    return scoreboard.tried(lambda: scoreboard.compared(differing()[:2]), "not run")
 
 
 def differences_of(model: Any) -> list[str]:

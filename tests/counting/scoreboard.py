@@ -27,7 +27,7 @@ from profiler.loading.meta_model import build_on_meta, from_config, quiet_librar
 
 TABLE = Path(__file__).with_name("scoreboard.csv")
 STEPS = (Step(2, 8, 0), Step(1, 12, 0), Step(3, 1, 10), Step(1, 1, 5))
-RANK = {"equal": 0, "differs": 1, "not run": 2}
+RANK = {"equal": 0, "built": 0, "differs": 1, "not run": 2, "not built": 2}
 _SECONDS_A_TYPE = 30
 T = TypeVar("T")
 _FEW_PARAMETERS = 500_000
@@ -39,19 +39,27 @@ def types() -> list[str]:
 
 def score(model_type: str) -> tuple[str, str]:
     """Return (`equal` | `differs` | `not run`, the parts or the reason), from two prefills and two decode steps."""
+
+    def differing() -> list[str]:
+        checks = [check for config in configs(model_type) for check in on_cpu_or_meta(config, _each_step)]
+        return sorted({item.module for check in checks for item in check.differences})
+
+    return tried(lambda: compared(differing()), "not run")
+
+
+def tried(run: Callable[[], tuple[str, str]], failed: str) -> tuple[str, str]:
+    """Return what `run` returns, within a time limit and without warnings; or (`failed`, the reason in one line)."""
     try:
         with quiet_libraries(), warnings.catch_warnings(), time_limit():
             warnings.simplefilter("ignore")
-            checks = [check for config in configs(model_type) for check in on_cpu_or_meta(config, _each_step)]
+            return run()
     except Exception as error:
-        return "not run", reason(error)
-    differing = sorted({item.module for check in checks for item in check.differences})
+        return failed, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+
+
+def compared(differing: list[str]) -> tuple[str, str]:
+    """Return (`equal` | `differs`, what differs)."""
     return ("differs", "; ".join(differing)[:160]) if differing else ("equal", "")
-
-
-def reason(error: Exception) -> str:
-    """Return why a type was not run, in one line."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
 
 
 def on_cpu_or_meta(config: Any, run: Callable[[nn.Module], T]) -> T:

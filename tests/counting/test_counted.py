@@ -63,26 +63,18 @@ def test_other_models_and_formats_are_none() -> None:
     assert preset_counts("llama-3.1-8b", "nf4", ranks=2) is None
 
 
-_EMBEDDING = Embedding("embed", torch.bfloat16, 8, 2)
-
-
 @pytest.mark.parametrize(
-    ("operator", "document"),
+    "operator",
     [
-        (RecurrentState("mixer", torch.float32, 64, 5, 4, count=2), {"operator": "RecurrentState"}),
-        (Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2), {"operator": "Convolution", "kernel_size": 4}),
-        (
-            Collective("all", torch.bfloat16, "all_reduce", 2, _EMBEDDING, 8, 2, count=3),
-            {"operator": "Collective", "kind": "all_reduce", "ranks": 2},
-        ),
+        RecurrentState("mixer", torch.float32, 64, 5, 4, count=2),
+        Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2),
+        Collective("all", torch.bfloat16, "all_reduce", 2, Embedding("e", torch.bfloat16, 8, 2), 8, 2, count=3),
     ],
 )
-def test_operators_that_no_card_has(operator: Operator, document: dict[str, object]) -> None:
+def test_operators_that_no_card_has(operator: Operator) -> None:
     """The modules that the walk does not understand are restored too."""
     work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
-    written = json.loads(json.dumps(counts_json(CountedModel(work, 200))))
-    assert written["operators"][0].items() >= document.items()
-    model = from_json(written)
+    model = from_json(json.loads(json.dumps(counts_json(CountedModel(work, 200)))))
     assert model.weight_bytes == 200
     read = model.work
     assert (read.coverage, read.unknown, read.not_run) == (0.9, ("mixer.odd",), ("tower",))

@@ -145,16 +145,28 @@ def stored_bytes(module: nn.Module) -> int:
     )
 
 
-@pytest.mark.parametrize(("group_size", "file_gb"), [(64, 4.02), (32, 4.28)])
-def test_gptq_is_planned_to_the_size_of_the_published_files(group_size: int, file_gb: float) -> None:
-    """TheBloke/Llama-2-7B-Chat-GPTQ lists 4.02 GB for 4 bits in groups of 64, and 4.28 GB in groups of 32."""
-    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=group_size, desc_act=True)
-    dense_bytes = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
-    assert dense_bytes == 2 * 32000 * 4096 * 2
-    assert stored_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005)
-    assert planned_weight_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005), "integers in buffers, too"
+GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": True}
+
+
+@pytest.mark.parametrize(
+    ("card", "quantization", "file_bytes", "params"),
+    [
+        # TheBloke/Llama-2-7B-Chat-GPTQ lists 4.02 GB for 4 bits in groups of 64, and 4.28 GB in groups of 32.
+        ("llama-2-7b", {**GPTQ, "group_size": 64}, 4.02e9, 6_738_415_616),
+        ("llama-2-7b", {**GPTQ, "group_size": 32}, 4.28e9, 6_738_415_616),
+        # gpt-oss model card, arXiv:2508.10925, table 1.
+        ("gpt-oss-20b", {"quant_method": "mxfp4"}, 12.8 * 2**30, 20_914_757_184),
+    ],
+    ids=["gptq 64", "gptq 32", "mxfp4"],
+)
+def test_a_checkpoint_is_planned_to_the_size_of_its_published_files(
+    card: str, quantization: dict[str, Any], file_bytes: float, params: int
+) -> None:
+    module = planned(card, **quantization)
+    assert stored_bytes(module) == pytest.approx(file_bytes, rel=0.005)
+    assert planned_weight_bytes(module) == pytest.approx(file_bytes, rel=0.005), "integers in buffers, too"
     counted = walk(module)
-    assert (counted.params, counted.coverage) == (6_738_415_616, 1.0)
+    assert (counted.params, counted.coverage) == (params, 1.0)
 
 
 def test_awq_has_no_group_index() -> None:
@@ -201,11 +213,6 @@ def test_packed_experts_have_their_published_bytes_and_the_flops_of_dense_ones(
     assert packed.work(Step(1, 1, 512)).model_flops == dense.work(Step(1, 1, 512)).model_flops
     [experts] = packed.of_kind(Experts)
     assert experts.expert_bytes == expert_bytes
-
-
-def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
-    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1)."""
-    assert stored_bytes(planned("gpt-oss-20b", quant_method="mxfp4")) / 2**30 == pytest.approx(12.8, abs=0.05)
 
 
 def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:

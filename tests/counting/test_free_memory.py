@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -211,32 +211,8 @@ def test_the_copies_of_mixtral() -> None:
 BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32
 
 
-def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:
-    """Return the path of the math kernel. A static cache masks a token, and any cache masks a prompt after it."""
-    heads = {core.qk_dim: handed}
-    path = ExecutionPath(kernel="math", masked_kernel="math", heads=heads, masked_heads=heads)
-    return replace(path, cache="static", static_cache_len=static_slots) if static_slots else path
-
-
-def attention(
-    dtype: torch.dtype, query: int, keys: int, *, masked: bool, handed: Heads
-) -> tuple[AttentionCore, Callable[[], torch.Tensor]]:
-    """Return a core, and the kernel call that transformers makes for it."""
-    core = AttentionCore("core", dtype, HEADS, KV_HEADS, WIDTH, WIDTH)
-    heads, rows = (KV_HEADS, HEADS // KV_HEADS) if handed == "packed" else (HEADS, query)
-    kv_heads = HEADS if handed == "repeated" else KV_HEADS
-    q = torch.randn(BATCH, heads, rows, WIDTH, dtype=dtype)
-    k, v = (torch.randn(BATCH, kv_heads, keys, WIDTH, dtype=dtype) for _ in range(2))
-    mask = torch.ones(BATCH, 1, query, keys, dtype=torch.bool) if masked else None
-
-    def call() -> torch.Tensor:
-        causal = query > 1 and not masked
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=handed == "grouped")
-
-    return core, call
-
-
-SITUATIONS = pytest.mark.parametrize(
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
     ("query", "context", "masked", "handed"),
     [
         pytest.param(256, 0, False, "grouped", id="a prompt"),
@@ -246,21 +222,27 @@ SITUATIONS = pytest.mark.parametrize(
         pytest.param(1, 1023, True, "repeated", id="the same up to transformers 5.17"),
     ],
 )
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@SITUATIONS
 def test_traffic_and_scratch_are_those_of_torch(
     dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
 ) -> None:
     """Traffic is that of the recorded operators, and scratch memory is what the allocator gave."""
     keys, step = context + query, Step(BATCH, query, context)
-    core, call = attention(dtype, query, keys, masked=masked, handed=handed)
+    core = AttentionCore("core", dtype, HEADS, KV_HEADS, WIDTH, WIDTH)
+    heads, rows = (KV_HEADS, HEADS // KV_HEADS) if handed == "packed" else (HEADS, query)
+    kv_heads = HEADS if handed == "repeated" else KV_HEADS
+    q = torch.randn(BATCH, heads, rows, WIDTH, dtype=dtype)
+    k, v = (torch.randn(BATCH, kv_heads, keys, WIDTH, dtype=dtype) for _ in range(2))
+    mask = torch.ones(BATCH, 1, query, keys, dtype=torch.bool) if masked else None
+    options = {"attn_mask": mask, "is_causal": query > 1 and not masked, "enable_gqa": handed == "grouped"}
+    call = partial(F.scaled_dot_product_attention, q, k, v, **options)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         with Traffic() as recorded:
             call()
         given = most_allocated(call)
-    path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
+    path = ExecutionPath(
+        kernel="math", masked_kernel="math", heads={WIDTH: handed}, masked_heads={WIDTH: handed},
+        cache="static" if masked and query == 1 else "dynamic", static_cache_len=keys,
+    )  # fmt: skip
     work = core.each(step, path)
     cached = BATCH * keys * core.cached_elements * dtype.itemsize
     operands = work.activation_bytes + cached

@@ -77,9 +77,14 @@ def core_of(model: Any) -> AttentionCore:
     return walk(model).of_kind(AttentionCore)[0]
 
 
-def seen_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int, int]]:
-    """Record (whether it has a mask, its KV heads, its keys) for each later attention call."""
-    calls: list[tuple[bool, int, int]] = []
+Calls = list[tuple[bool, int, int]]
+"""(whether it has a mask, its KV heads, its keys) of each attention call."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The calls that `sdpa` gets during the test."""
+    calls: Calls = []
     real = F.scaled_dot_product_attention
 
     def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -93,11 +98,10 @@ def seen_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int,
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 23, 24, 40])
 def test_masks_and_repeated_heads_are_those_that_transformers_passes(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
+    calls: Calls, window: int | None, prompt: int
 ) -> None:
     model = tiny_mistral(window)
     core = core_of(model)
-    calls = seen_by_the_kernel(monkeypatch)
     greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
     steps = (Step(1, prompt, 0), Step(1, 1, prompt), Step(1, 1, prompt + 1))
     for step, (masked, key_heads, _) in zip(steps, calls, strict=True):
@@ -113,19 +117,16 @@ def path_on_cpu(core: AttentionCore, step: Step, *, compiled: bool = False) -> E
     return attention_path("sdpa", [core], SdpaStep(CPU, torch.float32, query, keys, compiled))
 
 
-def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -> list[int]:
+def bytes_of_repeated(calls: Calls, core: AttentionCore) -> list[int]:
     """Return the K and V bytes that `repeat_kv` wrote and the kernel read in each call, from the kernel's heads."""
     width = core.qk_dim + core.v_dim
     return [2 * keys * heads * width * 4 if heads > core.kv_heads else 0 for _, heads, keys in calls]
 
 
 @pytest.mark.parametrize("cache", [ReusedCache, UsedCache])
-def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
-    monkeypatch: pytest.MonkeyPatch, cache: type[ReusedCache]
-) -> None:
+def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(calls: Calls, cache: type[ReusedCache]) -> None:
     """transformers detects the empty cache, whether or not it was filled before."""
     engine, prompt = cache(tiny_mistral(None), HOST), torch.arange(8)[None]
-    calls = seen_by_the_kernel(monkeypatch)
     with torch.inference_mode():
         engine.prepare(1, 16)
         calls.clear()
@@ -139,7 +140,7 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code does not use `pack_gqa` (integrations/sdpa_attention.py, 5.23), as dynamo's graph shows."""
     model = tiny_mistral(None)
     core = core_of(model)
-    calls: list[tuple[bool, int, int]] = []
+    calls: Calls = []
 
     def record_graph(module: torch.fx.GraphModule, _inputs: Any) -> Any:
         for node in module.graph.nodes:
@@ -226,7 +227,7 @@ def test_generate_upcasts_the_last_logits() -> None:
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 22, 24, 40])
 def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
+    calls: Calls, window: int | None, prompt: int
 ) -> None:
     """A full window is also rolled and copied back in every step, with the bytes of torch's operators.
 
@@ -234,7 +235,6 @@ def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
     """
     model = tiny_mistral(window)
     core = core_of(model)
-    calls = seen_by_the_kernel(monkeypatch)
     slots, steps = prompt + 4, [Step(1, prompt, 0), *(Step(1, 1, prompt + done) for done in range(3))]
     path = ExecutionPath(cache="static", static_cache_len=slots)
     paths = [replace(path_on_cpu(core, step), cache="static", static_cache_len=slots) for step in steps]

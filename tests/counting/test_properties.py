@@ -72,20 +72,12 @@ def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> 
     assert mistral.work(Step(1, 1, 512)).executed_bytes == pytest.approx(14.448e9, rel=0.001)
 
 
-@pytest.mark.parametrize(
-    ("path", "multiple"),
-    [
-        (ExecutionPath(), 3.0), (ExecutionPath(attention="eager"), 11.0),
-        (ExecutionPath(cache="static", static_cache_len=1024), 1024 / 513),
-    ],
-    ids=["sdpa, dynamic", "eager, dynamic", "sdpa, static"],
-)  # fmt: skip
-def test_kv_traffic_as_a_multiple_of_the_minimum(mistral: ModelWork, path: ExecutionPath, multiple: float) -> None:
-    work = mistral.work(Step(1, 1, 512), path)
+def test_kv_traffic_of_eager_attention_as_a_multiple_of_the_minimum(mistral: ModelWork) -> None:
+    """The cache is copied and each of 8 KV heads repeated 4 times: both are written and read."""
+    work = mistral.work(Step(1, 1, 512), ExecutionPath(attention="eager"))
     minimum = work.kv_read_bytes + work.kv_write_bytes
-    kv_causes = {"cache copies", "repeat_kv copies", "unfilled cache slots"}
-    extra = sum(value for cause, value in work.redundant_bytes.items() if cause in kv_causes)
-    assert (minimum + extra) / minimum == pytest.approx(multiple, rel=0.005)
+    extra = work.redundant_bytes[Cause.CACHE_COPIES] + work.redundant_bytes[Cause.REPEATED_HEADS]
+    assert (minimum + extra) / minimum == pytest.approx(11.0, rel=0.005)
 
 
 NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
@@ -178,23 +170,19 @@ def test_the_intensity_of_absorbed_latents() -> None:
 
 
 def test_a_linear_layer_of_4096() -> None:
-    """I = BNK / (BK + BN + NK) is 1.0 at one token, 409.6 at 512 and 682.7 at 1024. It is never half of that."""
+    """I = BNK / (BK + BN + NK) is 1.0 at one token, and 682.7 at 1024. It is never half of that."""
     assert matmul(1, 4096, 4096, "float16").intensity == pytest.approx(1.0, abs=1e-3)
-    assert matmul(512, 4096, 4096, "float16").intensity == pytest.approx(409.6)
     assert matmul(1024, 4096, 4096, "float16").intensity == pytest.approx(682.67, abs=0.01)
     # 2 FLOPs over 4.5 bits are 3.56 FLOP/byte; activations in 16 bits lower that to 3.55.
     assert matmul(1, 4096, 4096, "float16", weights="nf4").intensity == pytest.approx(3.55, abs=0.005)
-    # The large matmul of an ungated Llama-2, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
-    assert matmul(2048, 16384, 4096, "float16").intensity == pytest.approx(1260, abs=1)
 
 
 def test_attention_in_one_kernel() -> None:
-    """With one query head per KV head, intensity is N/2 for the full square and N/4 if causal. With four it is 1.6x."""
+    """With one query head per KV head, intensity is N/2 for the full square and N/4 if causal."""
     full = fused_attention(2048, 0, 32, 32, 128, "float16", causal=False)
     causal = fused_attention(2048, 0, 32, 32, 128, "float16")
     assert full.intensity == pytest.approx(1024)
     assert causal.intensity == pytest.approx(512, rel=1e-3)
-    assert fused_attention(2048, 0, 32, 8, 128, "float16").intensity / causal.intensity == pytest.approx(1.6)
     # One query over a long cache: the intensity is the number of query heads per KV head.
     assert fused_attention(1, 100_000, 32, 32, 128, "float16").intensity == pytest.approx(1.0, rel=1e-3)
     assert fused_attention(1, 100_000, 32, 8, 128, "float16").intensity == pytest.approx(4.0, rel=1e-3)
@@ -258,21 +246,22 @@ PATH = ExecutionPath()
 
 
 @pytest.mark.parametrize(
-    ("acceptance", "drafted", "tokens"),
-    # (1 - a^(k+1)) / (1 - a), by hand.
-    [(0.0, 5, 1.0), (0.5, 1, 1.5), (0.5, 2, 1.75), (0.8, 4, 3.3616), (0.9, 10, 6.8619), (1.0, 7, 8.0)],
+    ("cost", "drafted", "acceptance"),
+    [
+        (1.0, 4, 0.0),
+        (1.25, 1, 0.25),
+        (1.75, 2, 0.5),
+        (3.3616, 4, 0.8),
+        (6.8619, 10, 0.9),
+        (5.0, 4, 1.0),
+        (5.01, 4, None),
+    ],
 )
-def test_expected_tokens(acceptance: float, drafted: int, tokens: float) -> None:
-    assert expected_tokens(acceptance, drafted) == pytest.approx(tokens, abs=1e-4)
-
-
-def test_it_pays_where_the_expected_tokens_are_worth_the_step() -> None:
-    """With one draft a step gives 1 + a tokens, so a step of cost 1.25 pays from an acceptance of a quarter."""
-    assert pays_from(1.25, 1) == pytest.approx(0.25, abs=1e-6)
-    assert pays_from(3.3616, 4) == pytest.approx(0.8, abs=1e-4)
-    assert pays_from(1.0, 4) == 0.0
-    assert pays_from(5.0, 4) == pytest.approx(1.0, abs=1e-6)
-    assert pays_from(5.01, 4) is None
+def test_it_pays_where_the_expected_tokens_are_worth_the_step(
+    cost: float, drafted: int, acceptance: float | None
+) -> None:
+    """They are (1 - a^(k+1)) / (1 - a), by hand; with one draft 1 + a, so that a cost of 1.25 pays from a quarter."""
+    assert pays_from(cost, drafted) == (acceptance and pytest.approx(acceptance, abs=1e-5))
 
 
 def test_it_is_a_prefill_of_its_tokens_with_all_logits() -> None:

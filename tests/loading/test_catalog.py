@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from cases import slow_except
 from greedy import greedy_tokens
-from loaded import loaded, on_meta, walked
+from loaded import loaded, on_meta
 from machines import CPU, HOST
 from small_models import small_model
 
 import profiler
+from profiler.counting.preset_counts import preset_counts
 from profiler.counting.walk import walk
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
@@ -34,9 +34,12 @@ with Path(__file__).with_name("public_params.csv").open(encoding="utf-8", newlin
 """Public parameter counts: the hub's safetensors metadata, or the model's paper."""
 
 
-@pytest.mark.parametrize("name", slow_except(("gpt2", "mistral-7b-v0.1", "mixtral-8x7b"), preset_names()))
-def test_preset_builds_to_its_public_parameter_count(name: str) -> None:
-    assert walked(name).params == PARAMS[name] == load_preset(name).params
+def test_presets_have_their_public_parameter_counts() -> None:
+    """Their bundled counts are those of their modules (`test_bundled_counts_are_up_to_date`)."""
+    for name in preset_names():
+        counts = preset_counts(name)
+        assert counts is not None
+        assert counts.work.params == PARAMS[name] == load_preset(name).params, name
 
 
 def test_presets_survive_the_config_class() -> None:

@@ -29,7 +29,7 @@ from profiler.loading.meta_model import plan
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.quality import check_quality, compare_logits, text_ids
-from profiler.quant.registry import PLAIN, Quant, QuantOptions
+from profiler.quant.registry import FORMATS, PLAIN, Quant, QuantOptions
 from profiler.quant.storage import conversion_calls, model_storage_bytes, stored
 from profiler.quant.torchao import quantise_linears
 
@@ -51,15 +51,9 @@ SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
 slow = pytest.mark.slow
 
 
-def name_of(value: object) -> str:
-    if isinstance(value, QuantOptions):
-        return "double" if value.double else "single"
-    if isinstance(value, bool):
-        return "fused" if value else "plain"
-    return str(value)
-
-
 def request_of(source: str, quant: Quant, options: QuantOptions = PLAIN, weights: Any = "checkpoint") -> ModelRequest:
+    if FORMATS[quant].package == "torchao":
+        pytest.importorskip("torchao")
     return ModelRequest(resolve(source), CPU, torch.bfloat16, quant, options, weights)
 
 
@@ -67,22 +61,24 @@ def loaded_by(request: ModelRequest) -> Any:
     return load(request, load_config(request.source)).module
 
 
+def planned(request: ModelRequest) -> Any:
+    return plan(request, load_config(request.source))
+
+
 CASES = [pytest.param(*case, marks=pytest.mark.ci if case[:3] == ("nf4", False, PLAIN) else slow) for case in SHARES]
 
 
-@pytest.mark.parametrize(("quant", "fused", "options", "share"), CASES, ids=name_of)
+@pytest.mark.parametrize(("quant", "fused", "options", "share"), CASES)
 def test_real_weights_in_every_format(
     short_folder: Path, answer_cpu_probe: Callable[[bool], None],
     quant: Quant, fused: bool, options: QuantOptions, share: float,
 ) -> None:  # fmt: skip
     """Bytes planned on meta, bytes counted when loaded and storages are equal; the tokens are those of `generate`."""
     answer_cpu_probe(fused)
-    if quant in ("int8wo", "int4wo", "fp8"):
-        pytest.importorskip("torchao")
     request = request_of(str(short_folder), quant, options)
     model, step = loaded_by(request), Step(1, 1, 8)
     counted = walk(model).work(step).weight_bytes
-    assert counted == walk(plan(request, load_config(request.source))).work(step).weight_bytes
+    assert counted == walk(planned(request)).work(step).weight_bytes
     # The head is tied to the embedding table, so a step reads everything except the rotary tables.
     assert counted == model_storage_bytes(model) - storage_bytes(model.buffers())
     linears = [op for op in walk(model).of_kind(Linear) if op.group != "lm_head"]
@@ -114,8 +110,6 @@ def test_the_kernel_that_converts(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, rows: int, converts: bool
 ) -> None:
     """On a CPU all kernels except the fused ones for 4 bits convert, and return the dense weight."""
-    if quant in ("int8wo", "int4wo", "fp8"):
-        pytest.importorskip("torchao")
     answer_cpu_probe(fused)
     linear = loaded_by(request_of(str(tiny_folder), quant, weights="random")).model.layers[0].mlp.up_proj
     calls = conversion_calls([linear], rows, torch.bfloat16)
@@ -152,12 +146,9 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
     assert eight.tokens > 100
 
 
-def test_no_group_divides_this_model(tiny_folder: Path) -> None:
-    pytest.importorskip("torchao")
-    request = request_of("gpt2", "int8wo", weights="random")
-    config = load_config(request.source)
+def test_no_group_divides_this_model() -> None:
     with pytest.raises(RequestError, match=r"nf4 or int8wo"):
-        plan(ModelRequest(request.source, CPU, torch.bfloat16, "int4wo"), config)
+        planned(request_of("gpt2", "int4wo", weights="random"))
 
 
 @pytest.mark.parametrize(("fused", "matmul_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
@@ -212,11 +203,10 @@ def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
     answer_cpu_probe(fused)
     loaded_by(request_of(str(tiny_folder), "nf4", DOUBLE)).save_pretrained(tmp_path / "nf4")
     request = request_of(str(tmp_path / "nf4"), "none")
-    models: tuple[Any, ...] = (loaded_by(request), plan(request, load_config(request.source)))
-    weight, planned = (stored(each.model.layers[0].mlp.up_proj) for each in models)
-    found, expected = ((each.format, each.weight_bytes, each.dense_from_rows) for each in (weight, planned))
+    here, on_meta = (stored(each.model.layers[0].mlp.up_proj) for each in (loaded_by(request), planned(request)))
+    found, expected = ((each.format, each.weight_bytes, each.dense_from_rows) for each in (here, on_meta))
     assert found == expected
-    assert weight.weight_bytes < 64 * 128 * 16 / 8 / 2
+    assert here.weight_bytes < 64 * 128 * 16 / 8 / 2
 
 
 @pytest.mark.parametrize("weights", ["random", "checkpoint"])
@@ -261,50 +251,41 @@ def test_no_wider_copy_of_the_model_ever_exists(quant: str, least_gb: float, mos
     assert least_gb < float(out.stdout) < most_gb
 
 
-def layout(layer: Any) -> dict[str, Any]:
-    """Describe a quantised weight by attribute: shape, dtype, bytes and order of tensors; other values unchanged."""
-    weight = layer.weight
-    parts: dict[str, Any] = {"type": type(weight).__name__}
-
-    def add(key: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__"):
-            for name in value.__tensor_flatten__()[0]:
-                add(f"{key}.{name}", getattr(value, name))
-        elif isinstance(value, torch.Tensor):
-            parts[key] = (tuple(value.shape), value.dtype, value.untyped_storage().nbytes(), value.is_contiguous())
-        elif type(value).__name__ == "QuantState":
-            for name, part in vars(value).items():
-                if part is not None:
-                    add(f"{key}.{name}", part)
-        else:
-            parts[key] = value
-
-    add("data", weight.data)
-    for name in ("quant_state", "SCB", "CB", "bnb_quantized", "blocksize", "quant_type", "compress_statistics"):
-        if hasattr(weight, name):
-            add(name, getattr(weight, name))
-    if hasattr(layer, "state"):
-        add("state.SCB", layer.state.SCB)
-        add("state.CB", layer.state.CB)
-    return parts
+ATTRIBUTES = ("data", "quant_state", "SCB", "CB", "bnb_quantized", "blocksize", "quant_type", "compress_statistics")
 
 
-@pytest.mark.parametrize(("quant", "fused", "options"), [case[:3] for case in SHARES], ids=name_of)
+def layouts(layer: Any) -> list[Any]:
+    """Describe the attributes of a quantised weight, and the scales and integers of LLM.int8()'s state."""
+    state = getattr(layer, "state", None)
+    values = [getattr(layer.weight, name, None) for name in ATTRIBUTES] + ([state.SCB, state.CB] if state else [])
+    return [type(layer.weight), *map(layout, values)]
+
+
+def layout(value: Any) -> Any:
+    """Describe shape, dtype, bytes and order of the tensors in a value; all other values stay as they are."""
+    if hasattr(value, "__tensor_flatten__"):
+        return [layout(getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype, value.untyped_storage().nbytes(), value.is_contiguous()
+    if type(value).__name__ == "QuantState":
+        return {name: layout(part) for name, part in vars(value).items() if part is not None}
+    return value
+
+
+@pytest.mark.parametrize(("quant", "fused", "options"), [case[:3] for case in SHARES])
 def test_random_weights_have_the_layout_of_quantised_ones(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions
 ) -> None:
     """After the first step all attributes are equal. transformers initialises a Llama with a deviation of 0.02, too."""
-    if quant in ("int8wo", "int4wo", "fp8"):
-        pytest.importorskip("torchao")
     answer_cpu_probe(fused)
     quantised, random = (
-        loaded(tiny_folder, torch.bfloat16, quant=quant, quant_options=options, weights=weights).module.model.layers[0]
+        loaded_by(request_of(str(tiny_folder), quant, options, weights)).model.layers[0]
         for weights in ("checkpoint", "random")
     )
     inputs = torch.randn(4096, 128, dtype=torch.bfloat16)
     for name in ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj"):
         layer = random.get_submodule(name)
-        assert layout(layer) == layout(quantised.get_submodule(name))
+        assert layouts(layer) == layouts(quantised.get_submodule(name))
         with torch.inference_mode():
             outputs = layer(inputs[:, : layer.in_features]).float()
         assert outputs.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)

@@ -93,15 +93,14 @@ def theory_kv(grid: GridCount) -> Figure:
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
     for axes, gpu in zip(panels, grid.gpus, strict=False):
-        if gpu.ceilings.room_bytes is not None:
-            axes.axhline(gpu.ceilings.room_bytes, color="#D55E00", lw=1, ls="--")
-            _line_name(axes, gpu.ceilings.room_bytes, f"free memory of {gpu.ceilings.device}", "#D55E00", va="bottom")
-        _need_lines(axes, grid, gpu.need.peak_bytes, gpu.ceilings.room_bytes or 0)
+        axes.axhline(gpu.ceilings.room_bytes, color="#D55E00", lw=1, ls="--")
+        _line_name(axes, gpu.ceilings.room_bytes, f"free memory of {gpu.ceilings.device}", "#D55E00", va="bottom")
+        _need_lines(axes, grid, gpu.need.peak_bytes, gpu.ceilings.room_bytes)
         axes.set_title(gpu.ceilings.device, fontsize=11)
     return figure
 
 
-def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: int = 0) -> None:
+def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: float = 0) -> None:
     """Draw what steps need. A name outside the limits would move the picture, so they include the free memory."""
     points = _points(grid, needs_bytes=needs_bytes)
     phase = phases_of(points)[-1]
