@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from profiler.errors import ModelError, RequestError, RoofscopeError, describe_error, near_misses
@@ -90,7 +89,15 @@ class QuantFormat:
     @property
     def library(self) -> Library | None:
         """The module of its package in `quant/`, whose import needs torch; None: the weights stay dense."""
-        return cast(Library, import_module(f"profiler.quant.{self.package}")) if self.package else None
+        if self.package == "bitsandbytes":
+            from profiler.quant import bitsandbytes
+
+            return bitsandbytes
+        if self.package == "torchao":
+            from profiler.quant import torchao
+
+            return torchao
+        return None
 
 
 _WRITTEN_4_BITS = (
