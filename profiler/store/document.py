@@ -10,13 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, HostPace, WeightReadCeiling
-from profiler.facts.measurements import (
-    Drafting,
-    FormatLinears,
-    KernelTime,
-    PackedBatches,
-    Quality,
-)
+from profiler.facts.measurements import Drafting, FormatLinears, KernelTime, PackedBatches, Quality
 from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
@@ -93,10 +87,6 @@ class CeilingsRecord:
     """Ceilings that could not be measured, by name, with the reason."""
     full_clock: Mapping[str, float] = field(default_factory=dict)
     """FLOP/s by dtype of a GPU before it reached its power limit, where they are clearly above the ceiling."""
-
-    def compute_ceiling(self, dtype: str) -> Ceiling | None:
-        """The compute ceiling of a dtype, or the highest measured one; None if there is none."""
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda ceiling: ceiling.per_s, default=None)
 
     @property
     def ceilings(self) -> Ceilings:

@@ -35,7 +35,7 @@ from profiler.measure import trials
 from profiler.measure.sweep import RepetitionContext, repetition, warm_up
 from profiler.quant.registry import QuantOptions
 from profiler.ranks.process_group import ProcessGroup
-from profiler.report.progress import QuietListener
+from profiler.report.progress import Listener
 from profiler.run.options import Options
 from profiler.run.stages import Stages
 from profiler.run.validate import repeating
@@ -201,7 +201,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
         timed(error)
     with pytest.raises(type(error)):
         warm_up(failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)
-    with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
+    with pytest.raises(type(error)), Stages(Listener(), HOST).optional("a stage", "it is missing"):
         raise error
 
 
@@ -276,7 +276,6 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the ceilings") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"
-    assert "report.html" in (run.folder / "report.md").read_text()
     assert missing.pop("the CPU overhead") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
