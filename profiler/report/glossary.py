@@ -106,8 +106,9 @@ def roofline_words(run: Run) -> str | None:
 
 
 def _ceilings(run: Run) -> tuple[float, float] | None:
-    ceilings = run.document.ceilings.ceilings
-    return (ceilings.compute_flops_per_s(run.model.dtype), ceilings.memory_bytes_per_s) if ceilings.judges else None
+    ceilings = run.document.ceilings
+    compute, memory = ceilings.compute_ceiling(run.model.dtype), ceilings.memory_bytes_per_s
+    return None if compute is None or memory is None else (compute.per_s, memory)
 
 
 def _ridge(run: Run) -> str | None:

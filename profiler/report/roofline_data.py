@@ -72,9 +72,9 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     Empty without a memory ceiling and a compute ceiling.
     """
     ceilings, device = run.document.ceilings, run.document.device
-    if not ceilings.ceilings.judges:
+    ceiling, bandwidth = ceilings.compute_ceiling(run.model.dtype), ceilings.memory_bytes_per_s
+    if ceiling is None or bandwidth is None:
         return []
-    ceiling, bandwidth = ceilings.ceilings.compute_ceiling(run.model.dtype), ceilings.ceilings.memory_bytes_per_s
     dtype, peak = next(name for name, other in ceilings.compute.items() if other is ceiling), ceiling.per_s
     how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
     lines = [CeilingLine("measured", how, bandwidth, peak, dtype=dtype)]

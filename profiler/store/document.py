@@ -88,6 +88,10 @@ class CeilingsRecord:
     full_clock: Mapping[str, float] = field(default_factory=dict)
     """FLOP/s by dtype of a GPU before it reached its power limit, where they are clearly above the ceiling."""
 
+    def compute_ceiling(self, dtype: str) -> Ceiling | None:
+        """The compute ceiling of a dtype, or the highest measured one; None if there is none."""
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda ceiling: ceiling.per_s, default=None)
+
     @property
     def ceilings(self) -> Ceilings:
         """The ceilings without the record's extra fields, as the judgement takes them."""
