@@ -79,7 +79,7 @@ class Progress:
     quiet: bool = option(False, "No progress.", short="-q")
 
     def listener(self, output: Output) -> Listener:
-        """Return a bar on a terminal, and plain lines elsewhere; it is also a context manager."""
+        """Return a bar on a terminal, plain lines elsewhere, or nothing; it is also a context manager."""
         from rich.console import Console
 
         from profiler.report.progress import BarListener, LineListener, Listener

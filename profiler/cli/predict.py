@@ -109,14 +109,14 @@ def count(options: CountOptions, output: CountOutput) -> None:
     """
     from profiler.data.ceiling_set import ceilings_called
 
-    gpus = tuple(map(ceilings_called, listed(options.gpu)))
+    gpus = {name: ceilings_called(name) for name in listed(options.gpu)}
     if options.is_grid:
-        _count_grid(options, gpus, output)
+        _count_grid(options, list(gpus.values()), output)
     else:
         _count_step(options, gpus, output)
 
 
-def _count_step(options: CountOptions, gpus: tuple[CeilingSet, ...], output: CountOutput) -> None:
+def _count_step(options: CountOptions, gpus: dict[str, CeilingSet], output: CountOutput) -> None:
     from profiler.count.step import count_csv, count_document, count_sections
     from profiler.counting.count import count
     from profiler.counting.model_numbers import model_numbers
@@ -134,7 +134,7 @@ def _count_step(options: CountOptions, gpus: tuple[CeilingSet, ...], output: Cou
             quant=options.stored_as,
             attn=options.attn,
             census=options.gemm_census,
-            gpu_names=options.gpu,
+            gpu_names=",".join(gpus),
             second_opinion=options.crosscheck,
             tp=options.tp,
             trust_remote_code=options.trust_remote_code,
@@ -143,14 +143,15 @@ def _count_step(options: CountOptions, gpus: tuple[CeilingSet, ...], output: Cou
         words = f"a {options.phase} of --batch {options.batch} is more work than 64-bit integers can count."
         raise RequestError(words) from None
     depth = options.prompt if options.context is None else options.context
-    numbers = model_numbers(counted.whole, max(1, depth), gpus, options.prefix) if counted.whole else None
+    whole, ceilings = counted.whole, tuple(gpus.values())
+    numbers = model_numbers(whole, max(1, depth), ceilings, options.prefix) if whole else None
     if output.format == "csv":
         print(count_csv(counted), end="")
     else:
         output.answer(lambda: count_document(counted, numbers), lambda: count_sections(counted, numbers))
 
 
-def _count_grid(options: CountOptions, gpus: tuple[CeilingSet, ...], output: CountOutput) -> None:
+def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import check_countable, count_grid
@@ -179,7 +180,7 @@ def _count_grid(options: CountOptions, gpus: tuple[CeilingSet, ...], output: Cou
     elif output.format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
     else:
-        numbers = model_numbers(counted, max(context_lens), gpus, options.prefix)
+        numbers = model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
         output.answer(lambda: grid_document(grid, numbers), lambda: grid_sections(grid, numbers))
 
 

@@ -80,17 +80,10 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     return execute(prepare(Options(model=model, **options)), listener or Listener())
 
 
-def execute(
-    prepared: PreparedRun,
-    listener: Listener,
-    sweep: Sweep = sweep,
-    *,
-    spent_s: float = 0.0,
-    further_runs: int = 0,
-) -> Run:
+def execute(prepared: PreparedRun, listener: Listener, *, spent_s: float = 0.0, further_runs: int = 0) -> Run:
     """Execute a checked request: count, measure, time, try; then break times down and report, also if interrupted.
 
-    `sweep` times the cells. The command took `spent_s` before; `further_runs` of it follow.
+    The command took `spent_s` before; `further_runs` of it follow.
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure

@@ -185,7 +185,9 @@ def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures
     def first_only(*given: Any, **named: Any) -> Iterator[Repetition | Gap]:
         yield next(sweep(*given, **named))
 
-    run = execute(prepare(options), Listener(), first_only)
+    with monkeypatch.context() as patch:
+        patch.setattr("profiler.run.pipeline.sweep", first_only)
+        run = execute(prepare(options), Listener())
     assert run.cells["status"].tolist() == ["ok", "skipped"] * 2
     assert any("the budget of 600 s ended before its repetition" in warning for warning in run.document.warnings)
     for model, words in ((None, "give its path again"), ("gpt2", "it profiled tiny-llama")):
