@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import shutil
@@ -24,7 +23,7 @@ import profiler
 from profiler.device.device import ENVIRONMENT
 from profiler.effort import STANDARD
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import DeviceError, OutOfTimeError, RankError, RequestError, RunError
+from profiler.errors import DeviceError, OutOfTimeError, RankError, RequestError
 from profiler.facts.repetitions import Gap
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
@@ -39,7 +38,6 @@ from profiler.report.progress import Listener
 from profiler.run.options import Options
 from profiler.run.stages import Stages
 from profiler.run.validate import repeating
-from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -174,8 +172,11 @@ def no_memory() -> BaseException:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `f`"), "oom", "out of memory"),
     ],
 )
-def test_a_cell_that_raises_is_a_gap_with_its_reason(error: Exception, status: Any, reason: str) -> None:
+def test_a_cell_that_raises_is_a_gap_with_its_reason_and_gives_no_pace(
+    error: Exception, status: Any, reason: str
+) -> None:
     assert timed(error) == Gap(CELL, status, reason)
+    assert warm_up(failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0) is None
 
 
 def test_a_step_that_finds_no_piece_large_enough_is_told_what_joins_them() -> None:
@@ -279,27 +280,3 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert missing.pop("the CPU overhead") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> profiler.Run:
-    return read_run(shutil.copytree(ROOT / "runs/reference/smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("run.json", '{"schema_version": 6}', "run.json"),
-        ("run.json", json.dumps({"schema_version": SCHEMA_VERSION + 1, "something_new": 1}), "newer roofscope"),
-        ("run.json", '{"schema_version": 5}', r"roofscope 0\.3\.0"),
-        ("cells.csv", "phase\nprefill\n", "batch_size"),
-        ("run.json", None, "run.json"),
-    ],
-)
-def test_a_damaged_folder_says_which_file_and_another_schema_which_release(
-    stored: profiler.Run, name: str, content: str | None, says: str
-) -> None:
-    file = stored.folder / name
-    file.unlink() if content is None else file.write_text(content)
-    with pytest.raises(RunError, match=says):
-        read_run(stored.folder)

@@ -24,7 +24,7 @@ from profiler.grid.cells import Cell, Grid, Phase
 from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import WarmUp, sweep, warm_up
+from profiler.measure.sweep import WarmUp, sweep
 from profiler.report.progress import Listener
 from profiler.run.options import Options
 from profiler.run.pipeline import execute, run_precisions
@@ -163,15 +163,6 @@ def test_warm_ups_are_those_of_the_smallest_cell_and_of_more_sequences(prepared:
     assert small.cell == prepared.ladder[-1].cells[0]
     assert wider.cell.batch_size > small.cell.batch_size
     assert all(item.prefill_s and 0 < item.decode_s < item.prefill_s * 100 for item in (small, wider))
-
-
-def test_an_engine_that_fails_gives_no_pace(subject: Subject) -> None:
-    class Failing:
-        def prepare(self, *_: Any) -> None:
-            raise RuntimeError("no kernel")
-
-    failing: Any = Failing()
-    assert warm_up(failing, Cell(1, 4, 6), HOST, prompts=subject.prompts, budget_s=1.0) is None
 
 
 @pytest.mark.slow

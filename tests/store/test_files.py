@@ -49,6 +49,7 @@ from profiler.readers.figures import Shape
 from profiler.report.progress import Listener
 from profiler.report.write import write_report
 from profiler.run.judge_folder import judge_folder
+from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import Run, read_document, read_run
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
@@ -271,16 +272,31 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     tried(lambda: read_foreign(folder / name))
 
 
+FACT = json.dumps(next(iter(RECORDS.values())))
+
+
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [('{"kind": "vis', "is damaged"), ("[]", "is not a JSON object"), ('{"kind": "visit"}', "is not a fact of a run")],
+    ("name", "content", "words"),
+    [
+        ("run.json", None, r"it has no run\.json"),
+        ("run.json", '{"schema_version": 6}', r"run\.json is damaged"),
+        ("run.json", f'{{"schema_version": {SCHEMA_VERSION + 1}, "something_new": 1}}', "newer roofscope"),
+        ("run.json", '{"schema_version": 5}', r"read it with roofscope 0\.3\.0"),
+        ("run.json", (OLD / "run.json").read_text().replace('"eager"', '"=cmd"'), "run.json has no engine 'eager'"),
+        ("cells.csv", "phase\nprefill\n", r"cells\.csv lacks the column 'batch_size'"),
+        (SAMPLES_FILE, f'{FACT}\n{{"kind": "vis\n{FACT}', r"samples\.jsonl, line 2 is damaged"),
+        (SAMPLES_FILE, f"{FACT}\n[]", r"samples\.jsonl, line 2 is not a JSON object"),
+        (SAMPLES_FILE, f'{FACT}\n{{"kind": "visit"}}', r"samples\.jsonl, line 2 is not a fact of a run"),
+    ],
 )
-def test_a_damaged_line_of_samples_is_named(tmp_path: Path, line: str, words: str) -> None:
-    folder = Path(shutil.copytree(OLD, tmp_path / "run"))
-    first, _, *rest = (folder / SAMPLES_FILE).read_text().splitlines()
-    (folder / SAMPLES_FILE).write_text("\n".join([first, line, *rest]))
-    with pytest.raises(RunError, match=rf"samples\.jsonl, line 2 {words}"):
-        judge_folder(folder)
+def test_a_damaged_folder_says_which_file_and_another_schema_which_release(
+    tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
+    file = Path(shutil.copytree(OLD, tmp_path / "run")) / name
+    file.unlink() if content is None else file.write_text(content)
+    read: Callable[[Path], Run] = judge_folder if name == SAMPLES_FILE else read_run
+    with pytest.raises(RunError, match=words):
+        read(file.parent)
 
 
 def row_of(file: Path, row: dict[str, str]) -> None:
@@ -332,13 +348,6 @@ def used(file: Path) -> None:
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
     json_text(dumped(comparison_document(compare_sides(side, side))))
-
-
-def test_cells_of_another_run(tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(OLD, tmp_path / "run"))
-    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"eager"', '"=cmd"'))
-    with pytest.raises(RunError, match="has no engine 'eager'"):
-        read_run(copied)
 
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
