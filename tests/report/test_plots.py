@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import matplotlib.pyplot as plt
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 
 from profiler.errors import RequestError
 from profiler.report.plots import PLOTS, draw, save_figure
-from profiler.report.plots.style import font_families
+from profiler.report.plots.style import styled
 from profiler.store.folder import Run, read_run
 
 ENGINES = ("eager", "graph")
@@ -157,6 +158,8 @@ def test_a_picture_that_these_runs_do_not_have_is_refused(runs: list[Run], name:
         draw(runs, name)
 
 
-def test_fonts_with_wide_characters_are_used_if_installed() -> None:
-    assert font_families(["DejaVu Sans", "Noto Sans CJK SC"]) == ["Noto Sans CJK SC"]
-    assert font_families(["DejaVu Sans"]) == []
+def test_fonts_with_wide_characters_are_used_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts = [SimpleNamespace(name=name) for name in ("Noto Sans CJK SC", "DejaVu Sans")]
+    monkeypatch.setattr("profiler.report.plots.style.fontManager", SimpleNamespace(ttflist=fonts))
+    with styled():
+        assert plt.rcParams["font.family"] == ["sans-serif", "Noto Sans CJK SC"]
