@@ -108,11 +108,3 @@ def visible_in(content: Any) -> Any:
     if isinstance(content, list):
         return [visible_in(value) for value in content]
     return content
-
-
-def markdown_text(text: str) -> str:
-    """Return a text escaped for Markdown: it starts no element, link, picture or code, and ends no table cell."""
-    return text.replace("\\", "\\\\").translate(_MARKDOWN)
-
-
-_MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "|[]`"}})

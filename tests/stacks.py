@@ -271,7 +271,7 @@ def tried(stack: str, folder: Path) -> bool:
         versions = json.loads(subprocess.check_output([commands / "python", "-c", _VERSIONS], env=environment))
         add(result("install", "ok", "", began_s))
     except (RuntimeError, FileNotFoundError, subprocess.CalledProcessError) as error:
-        add(result("install", "not run" if _is_missing(known.python) else "failed", str(error), began_s))
+        add(result("install", "failed", str(error), began_s))
     if versions:
         # One thread each: steps run in parallel, and none makes a claim about time.
         environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -288,13 +288,6 @@ def tried(stack: str, folder: Path) -> bool:
     }
     (folder / "stack.json").write_text(json.dumps(kept, indent=1))
     return bool(versions) and all(found["outcome"] != "failed" for found in results)
-
-
-def _is_missing(python: str) -> bool:
-    """Whether no interpreter runs under this name: pyenv also has commands for versions that are not selected."""
-    return (
-        shutil.which(python) is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode > 0
-    )
 
 
 def tables(folder: Path) -> str:

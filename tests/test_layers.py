@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,9 @@ HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes"}
 
 
 @functools.cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
-
-
-@functools.cache
 def imports(file: Path) -> set[str]:
     """All imports of a file, except those that only the type checker sees."""
-    nodes = set(ast.walk(tree_of(file)))
+    nodes = set(ast.walk(ast.parse(file.read_text())))
     unseen = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     nodes -= {inner for node in unseen for inner in ast.walk(node)}
     whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -108,65 +104,38 @@ for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."
     importlib.import_module(module.name)
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
-from profiler.report.write import write_reports
+from profiler.report.write import write_report
 from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import comparison_sections, doubling_sections, write_comparison
 from profiler.store.folder import read_run
 run = judge_folder(Path(sys.argv[1]))
 (run.folder / "report.html").unlink()
-write_reports([run])
+write_report(run)
 print_sections(run_sections(run), screen())
 print_sections(doubling_sections(run, "decode"), screen())
 runs = [read_run(Path(folder)) for folder in sys.argv[2:]]
-write_comparison(runs, run.folder.parent)
-print_sections(comparison_sections(runs, [""] * len(runs)), screen())
+write_comparison(runs)
+print_sections(comparison_sections(runs), screen())
 """
-
-
-WITHOUT_PLOTS = """
-import sys
-sys.modules |= dict.fromkeys(("matplotlib", "seaborn", "torch"))
-from profiler.cli.app import main
-folder = sys.argv[1]
-for words in ([], ["--format", "json"]):
-    sys.argv = ["roofscope", "judge", folder, *words]
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code
-"""
-
-
-def test_judging_draws_nothing(tmp_path: Path) -> None:
-    """It imports no plotting library, and writes the three files that follow from the facts."""
-    run = PACKAGE.parent / "runs/reference/mistral-7b-h100-default"
-    folder = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.png", "*.html", "*.md")))
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    command = [sys.executable, "-c", WITHOUT_PLOTS, folder]
-    subprocess.run(command, check=True, cwd=PACKAGE.parent, stdout=subprocess.DEVNULL)
-    after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert after.keys() == before.keys()
-    assert {name for name in before if after[name] != before[name]} == {"run.json", "cells.csv", "operators.csv"}
 
 
 @pytest.mark.ci
 def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folder: Path, tmp_path: Path) -> None:
     import profiler
 
-    precisions = [PACKAGE.parent / "runs/reference/smollm2-135m-precisions" / name for name in ("none", "nf4")]
-
+    base = shutil.copytree(PACKAGE.parent / "runs/reference/smollm2-135m-precisions", tmp_path / "precisions")
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, engine="eager,static", budget_s=1,
         breakdown=True, out=tmp_path / "run",
     )  # fmt: skip
     names = ("cells.csv", "run.json", "operators.csv")
     before = {name: (run.folder / name).read_bytes() for name in names}
-    command = [sys.executable, "-c", WITHOUT_TORCH, run.folder, *precisions]
+    command = [sys.executable, "-c", WITHOUT_TORCH, run.folder, base / "none", base / "nf4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     assert {name: (run.folder / name).read_bytes() for name in names} == before
     assert "<svg" in (run.folder / "report.html").read_text("utf-8")
-    assert (tmp_path / "report.html").stat().st_size > 5000
+    assert (base / "report.html").stat().st_size > 5000
     assert all(words in done.stdout for words in ("Decode at batch 1 is", "evidence", "speed-up"))
     assert max(map(len, done.stdout.splitlines())) <= 100
 
@@ -213,17 +182,37 @@ def test_the_packages_that_it_is_built_on_are_required_and_used() -> None:
     assert REQUIRED - set(NOT_IMPORTED) >= BUILT_ON
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["count", "smollm2-135m", "--gpu", "T4"]], ids=["help", "count"])
+def _reloaded() -> list[str]:
+    return [name for name in sys.modules if name.split(".")[0] in ("profiler", "matplotlib", "seaborn")]
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """The package is imported anew within a test."""
+    before = {name: sys.modules.pop(name) for name in _reloaded()}
+    yield
+    for name in _reloaded():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("command", ["--help", "count smollm2-135m --gpu T4", "judge run", "judge run --format json"])
 def test_commands_that_draw_nothing_import_no_plotting_library(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The package is imported anew, in this process. `test_judging_draws_nothing` is the same of `judge`."""
-    plotting = ("matplotlib", "seaborn")
-    for name in [name for name in sys.modules if name.split(".")[0] in ("profiler", *plotting)]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in plotting:
+    """Judging needs no torch either, and writes the three files that follow from the facts."""
+    judges = command.startswith("judge")
+    for name in ("matplotlib", "seaborn", *(("torch",) if judges else ())):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(sys, "argv", ["roofscope", *arguments])
+    monkeypatch.setattr(sys, "argv", ["roofscope", *command.split()])
+    monkeypatch.chdir(tmp_path)
+    folder = Path(shutil.copytree(ROOT / "runs/reference/mistral-7b-h100-default", tmp_path / "run"))
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     with pytest.raises(SystemExit) as end:
         importlib.import_module("profiler.cli.app").main()
     assert (end.value.code or 0, bool(capsys.readouterr().out)) == (0, True)
+    after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    derived = {"run.json", "cells.csv", "operators.csv"} if judges else set()
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name] != before[name]} == derived

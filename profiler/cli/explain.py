@@ -84,9 +84,7 @@ def why(context: typer.Context, given: Script, output: LongOutput) -> None:
 
 
 def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hints: tuple[str, ...]) -> None:
-    from profiler.json_document import json_text
     from profiler.report.blocks import Lines, Section
-    from profiler.report.terminal import print_sections, screen
     from profiler.why_slow.render import why_document, why_sections
 
     if found is None:
@@ -95,12 +93,10 @@ def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hi
             " explain; calls in other processes are not seen.",
             file=sys.stderr,
         )
-    elif output.format == "json":
-        print(json_text(why_document(found)))
     else:
         page = Section("", [Lines([f"next: open {folder}/why.html"] if folder else [])])
-        console = screen(plain=output.plain, stream=sys.stderr)
-        print_sections([*why_sections(found), page], console, output.most_lines, f"open {folder}/why.html")
+        whole_by = f"open {folder}/why.html"
+        output.answer(lambda: why_document(found), lambda: [*why_sections(found), page], whole_by, sys.stderr)
     for hint in hints:
         print(hint, file=sys.stderr)
 
@@ -164,13 +160,13 @@ def judge(*, folder: Path = argument("A run folder.", "RUN"), output: LongOutput
 def report(folders: list[Path] = argument("Run folders.", "RUN...")) -> None:
     """Write the reports of runs again.
 
-    Writes report.html with its pictures, and report.md.
+    Writes report.html with its pictures.
     """
-    from profiler.report.write import write_reports
+    from profiler.report.write import write_report
     from profiler.store.folder import read_run
 
     for run in [read_run(folder) for folder in folders]:
-        write_reports([run])
+        write_report(run)
         print(run.folder / "report.html")
 
 

@@ -25,7 +25,7 @@ from profiler.run.options import Options
 
 if TYPE_CHECKING:
     from profiler.ranks.process_group import ProcessGroup
-    from profiler.report.progress import QuietListener
+    from profiler.report.progress import Listener
     from profiler.store.folder import Run
 
 
@@ -77,7 +77,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _naming_what_is_kept(folder: Path, listener: QuietListener) -> Iterator[None]:
+def _naming_what_is_kept(folder: Path, listener: Listener) -> Iterator[None]:
     try:
         yield
     except RankError as error:
@@ -153,8 +153,7 @@ def _run_several(options: Options, progress: Progress, output: LongOutput) -> No
     if len(precisions) > 1:
         from profiler.run.screens import comparison_sections, page_of_several
 
-        links = [str(run.folder) for run in runs]
-        output.answer(lambda: documents, lambda: comparison_sections(runs, links), f"open {page_of_several(runs)}")
+        output.answer(lambda: documents, lambda: comparison_sections(runs), f"open {page_of_several(runs)}")
     else:
         from profiler.report.blocks import Section, Sentences
         from profiler.report.device import health_lines
@@ -246,7 +245,7 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     ceilings = replace(ceilings, links=links, missing={**ceilings.missing, **missing})
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
-    sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
+    sheet_per_s = peaks | ({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})
     warnings = [
         *busy_words(info.host_threads, foreign),
         *device_warnings(info),

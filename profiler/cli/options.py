@@ -8,7 +8,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO
 
 import typer
 
@@ -16,7 +16,7 @@ from profiler.options import check_device_name, flag_of, one_of, option
 
 if TYPE_CHECKING:
     from profiler.report.blocks import Section
-    from profiler.report.progress import QuietListener
+    from profiler.report.progress import Listener
 
 EXIT_WRONG = 1
 """A gate found something slower, or roofscope itself failed."""
@@ -42,17 +42,14 @@ class Output:
     def __post_init__(self) -> None:
         one_of(self.format, "--format", self.formats)
 
-    @property
-    def most_lines(self) -> int | None:
-        """Lines of the answer on a terminal; None: all."""
-        from profiler.report.terminal import MOST_LINES
-
-        return None if self.full else MOST_LINES
-
     def answer(
-        self, document: Callable[[], object], sections: Callable[[], Sequence[Section | None]], whole_by: str = ""
+        self,
+        document: Callable[[], object],
+        sections: Callable[[], Sequence[Section | None]],
+        whole_by: str = "",
+        screen_on: TextIO | None = None,
     ) -> None:
-        """Print the JSON document, or the sections of the answer on the terminal.
+        """Print the JSON document, or the sections of the answer on the terminal (default: stdout).
 
         `whole_by` is the command that prints all of them (default: this one with --full, which measures nothing).
         """
@@ -61,10 +58,11 @@ class Output:
 
             print(json_text(document()))
         else:
-            from profiler.report.terminal import print_sections, screen
+            from profiler.report.terminal import MOST_LINES, print_sections, screen
 
             whole_by = whole_by or shlex.join(["roofscope", *sys.argv[1:], "--full"])
-            print_sections(sections(), screen(plain=self.plain), self.most_lines, whole_by)
+            most_lines = None if self.full else MOST_LINES
+            print_sections(sections(), screen(plain=self.plain, stream=screen_on), most_lines, whole_by)
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,16 @@ class Progress:
 
     quiet: bool = option(False, "No progress.", short="-q")
 
-    def listener(self, output: Output) -> QuietListener:
-        """Return the listener that prints the progress; it is also a context manager."""
-        from profiler.report.progress import make_listener
+    def listener(self, output: Output) -> Listener:
+        """Return a bar on a terminal, plain lines elsewhere, or nothing; it is also a context manager."""
+        from rich.console import Console
 
-        return make_listener(quiet=self.quiet, plain=output.plain)
+        from profiler.report.progress import BarListener, LineListener, Listener
+
+        if self.quiet:
+            return Listener()
+        console = Console(stderr=True)
+        return BarListener(console) if console.is_terminal and not output.plain else LineListener()
 
 
 @dataclass(frozen=True)

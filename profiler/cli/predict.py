@@ -134,7 +134,7 @@ def _count_step(options: CountOptions, gpus: dict[str, CeilingSet], output: Coun
             quant=options.stored_as,
             attn=options.attn,
             census=options.gemm_census,
-            gpu_names=",".join(name for name, ceilings in gpus.items() if ceilings.name.endswith("datasheet")),
+            gpu_names=",".join(gpus),
             second_opinion=options.crosscheck,
             tp=options.tp,
             trust_remote_code=options.trust_remote_code,

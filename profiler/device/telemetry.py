@@ -248,8 +248,6 @@ class Watch:
     source: TelemetrySource
     interval_s: float = _INTERVAL_S
     readings: list[Reading] = field(default_factory=list)
-    cost_s: float = 0.0
-    """Total seconds that the readings took."""
     _taken: int = 0
 
     def __enter__(self) -> Self:
@@ -274,9 +272,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s):
-            start = now_s()
             self.look(time.time())
-            self.cost_s += now_s() - start
 
 
 def _text(file: Path) -> str | None:

@@ -29,13 +29,14 @@ from profiler.measure.subject import Subject
 from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.ranks.process_group import ProcessGroup
 from profiler.ranks.share import load_share
+from profiler.report.progress import Listener
 from profiler.roofs.measure import measure
 from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
 from profiler.run.setup import LOOK, UNSEEN, ceiling_dtypes, on_grid, overhead_of_model, set_grid
-from profiler.run.stages import Listener, Stages
+from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import busy_words
 from profiler.store.folder import Run
@@ -84,7 +85,7 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
                 time_cells(session, _patient_sweep)
                 explain_cells(session)
                 group.order(None)
-                measure_options(session, prepared.out)
+                measure_options(session)
             except KeyboardInterrupt:
                 for number in (signal.SIGINT, signal.SIGTERM):  # torchrun repeats it while the measurements are written
                     signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What a report consists of: sections of typed blocks. Terminal, HTML and Markdown each render every kind of block."""
+"""What a report consists of: sections of typed blocks. Terminal and HTML each render them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from profiler.judge.cells import CellResult
     from profiler.store.folder import Run
 
-Medium = Literal["first look", "terminal", "html", "markdown"]
+Medium = Literal["first look", "terminal", "html"]
 """The first look is the screen of a long answer; the terminal has all of it with `--full`."""
-MEDIA: frozenset[Medium] = frozenset({"first look", "terminal", "html", "markdown"})
-FULL: frozenset[Medium] = frozenset({"terminal", "html", "markdown"})
-DOCUMENTS: frozenset[Medium] = frozenset({"html", "markdown"})
+MEDIA: frozenset[Medium] = frozenset({"first look", "terminal", "html"})
+FULL: frozenset[Medium] = frozenset({"terminal", "html"})
 TERMINAL: frozenset[Medium] = frozenset({"first look", "terminal"})
 FIRST_LOOK: frozenset[Medium] = frozenset({"first look"})
 FULL_SCREEN: frozenset[Medium] = frozenset({"terminal"})
@@ -54,7 +53,7 @@ class Sentences(Block):
 
 @dataclass(frozen=True)
 class Lines(Block):
-    """One line each. Documents make a list of them; a `paragraph` is running text."""
+    """One line each. A page makes a list of them; a `paragraph` is running text."""
 
     lines: Sequence[str]
     style: TextStyle = "plain"
@@ -130,14 +129,14 @@ class Tooltip:
 
 @dataclass(frozen=True)
 class Picture(Block):
-    """A picture of `plots.PLOTS`. HTML draws it; Markdown names the command that draws it."""
+    """A picture of `plots.PLOTS`, which a page has."""
 
     name: str
     alt: str
     runs: tuple[Run, ...]
     tooltips: Mapping[str, Tooltip] | None = None
     """By the id of an element."""
-    media: frozenset[Medium] = field(default=DOCUMENTS, kw_only=True)
+    media: frozenset[Medium] = field(default=HTML, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
-    DOCUMENTS,
+    HTML,
     Block,
     CellsTable,
     Lines,
@@ -35,7 +35,7 @@ from profiler.units import duration, several, significant
 
 def cells(run: Run) -> Section:
     """Every cell. The terminal prints the notes with the table."""
-    setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=DOCUMENTS)
+    setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=HTML)
     return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
 
 
@@ -158,7 +158,7 @@ def roofline(run: Run) -> Section | None:
     tooltips |= {f"cell-{at}": each for at, each in enumerate(points)}
     note = "measured time, counted work; an arrow ends at the ceiling of its step"
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
-    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)
+    return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, HTML)
 
 
 _LEAST_MAPPED = 9
@@ -175,7 +175,7 @@ def batch_sizes(run: Run) -> Section:
         name = f"{fixed['phase']} ({fixed['engine']}), {fixed['prompt_len'] or fixed['context_len']} tokens"
         blocks += [Lines([f"{name}: {' '.join(test.sentences)}"], "paragraph"), doubling_table(run, test)]
     note = "regimes with evidence in run.json; slopes: measured, next to those that the counts predict"
-    return Section("Doubling the batch", blocks, note, DOCUMENTS, folded=True)
+    return Section("Doubling the batch", blocks, note, HTML, folded=True)
 
 
 def doubling_table(run: Run, test: DoublingTest) -> TextTable:

@@ -14,8 +14,8 @@ from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, wher
 from profiler.judge.padding import RaggedStep
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import (
-    DOCUMENTS,
     FULL,
+    HTML,
     Block,
     Lines,
     Picture,
@@ -159,7 +159,7 @@ def changes(run: Run) -> Section:
     )
     headings = ("change", "cell", "saves", "of the step", "because")
     table = text_table(headings, rows, texts=("cell",), wrapped=("change", "because"))
-    return Section("What would change it", [table, *_trials(run)], note, DOCUMENTS, folded=True)
+    return Section("What would change it", [table, *_trials(run)], note, HTML, folded=True)
 
 
 def _trials(run: Run) -> list[ShellCommand]:

@@ -9,10 +9,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from profiler.judge.cells import SHOWN, CellResult
-from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
+from profiler.report.blocks import HTML, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
 from profiler.store.folder import Run
-from profiler.units import duration, markdown_text, percent, scaled, significant
+from profiler.units import duration, percent, scaled, significant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def _columns() -> Iterator[Column]:
     yield Column("±", half_width, lambda width: percent(width) if width >= 0.1 else f"{100 * width:.1f} %")
     for name, shown in SHOWN.items():
         if shown.heading:
-            media = MEDIA if shown.on_screens else DOCUMENTS
+            media = MEDIA if shown.on_screens else HTML
             yield Column(shown.heading, attrgetter(name), _UNITS.get(shown.unit), media)
 
 
@@ -95,10 +95,14 @@ def tokens_table(run: Run) -> pd.DataFrame:
     return run.cells[list(EXPORTED_COLUMNS)]
 
 
+_ESCAPED = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "\\|[]`"}})
+"""In Markdown a text starts no element, link, picture or code, and ends no cell of a table."""
+
+
 def _markdown(frame: pd.DataFrame) -> bytes:
     cells = frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)).replace("nan", "")
     rows = [list(frame.columns), ["---"] * len(frame.columns), *cells.to_numpy().tolist()]
-    return "".join(f"| {' | '.join(map(markdown_text, row))} |\n" for row in rows).encode()
+    return "".join(f"| {' | '.join(cell.translate(_ESCAPED) for cell in row)} |\n" for row in rows).encode()
 
 
 EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {

@@ -13,7 +13,7 @@ from profiler.facts.ceilings import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceili
 from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
-from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
+from profiler.report.blocks import HTML, Lines, Section, TextTable, text_table
 from profiler.store.folder import Run
 from profiler.units import duration, percent, processors, scaled, significant
 
@@ -40,10 +40,10 @@ def device(run: Run) -> Section:
     of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
     ceilings = ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
     blocks = [
-        Lines([_precision_line(run)], "paragraph", media=DOCUMENTS),
+        Lines([_precision_line(run)], "paragraph", media=HTML),
         Lines([line for line in [quality_line(run)] if line]),
-        replace(ceilings, media=DOCUMENTS),
-        text_table(("", ""), [*rows, ["software", software]], wrapped=("",), media=DOCUMENTS),
+        replace(ceilings, media=HTML),
+        text_table(("", ""), [*rows, ["software", software]], wrapped=("",), media=HTML),
     ]
     note = f"ceilings measured on {measured_at}{sheet}; the rest during the run"
     return Section("Weights, ceilings, device and software", blocks, note, folded=True)
@@ -167,28 +167,10 @@ _RIDGES = {name: dtype for name, dtype in _DTYPES.items() if name not in ("fp64"
 
 def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
     """Return a column per datasheet with all its figures; of two, a last column has the second over the first."""
-    figures: dict[str, list[float | None]] = {
-        "memory, GiB": [gpu.memory_bytes / 2**30 for gpu in gpus],
-        "bandwidth, GB/s": [gpu.bandwidth_bytes_per_s / 1e9 for gpu in gpus],
-        "L2, MiB": [gpu.l2_bytes and gpu.l2_bytes / 2**20 for gpu in gpus],
-        "SMs": [gpu.sm_count for gpu in gpus],
-        **{
-            f"{name}, {'TOP/s' if name == 'int8' else 'TFLOP/s'}": [_in_tera(gpu.peak_flops_per_s(of)) for gpu in gpus]
-            for name, of in _DTYPES.items()
-        },
-        **{
-            f"ridge {name}, FLOP/byte": [gpu.ridge_flops_per_byte(dtype) for gpu in gpus]
-            for name, dtype in _RIDGES.items()
-        },
-        "link, GB/s": [gpu.link_bytes_per_s / 1e9 if gpu.link_bytes_per_s else None for gpu in gpus],
-        "TDP, W": [gpu.tdp_w for gpu in gpus],
-        "16 bits sustained, TFLOP/s": [_in_tera(gpu.sustained_flops_per_s) for gpu in gpus],
-        "copies sustained, GB/s": [
-            gpu.sustained_copy_bytes_per_s and gpu.sustained_copy_bytes_per_s / 1e9 for gpu in gpus
-        ],
-    }
+    columns = [_figures(gpu) for gpu in gpus]
     rows = [["year", *(str(gpu.year) for gpu in gpus), *([""] if len(gpus) == 2 else [])]]
-    for name, values in figures.items():
+    for name in columns[0]:
+        values = [figures[name] for figures in columns]
         ratio = [f"{values[1] / values[0]:.2f}x" if values[0] and values[1] else "-"] if len(gpus) == 2 else []
         rows.append([name, *map(_shown, values), *ratio])
     headings = ["dense peaks", *(gpu.gpu for gpu in gpus), *(["second / first"] if len(gpus) == 2 else [])]
@@ -196,12 +178,28 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
     return text_table(headings, rows, caption=" ".join(sources))
 
 
+def _figures(gpu: Datasheet) -> dict[str, float | None]:
+    units = {name: "TOP/s" if name == "int8" else "TFLOP/s" for name in _DTYPES}
+    return {
+        "memory, GiB": gpu.memory_bytes / 2**30,
+        "bandwidth, GB/s": gpu.bandwidth_bytes_per_s / 1e9,
+        "L2, MiB": _per(gpu.l2_bytes, 2**20),
+        "SMs": gpu.sm_count,
+        **{f"{name}, {units[name]}": _per(gpu.peak_flops_per_s(dtype), 1e12) for name, dtype in _DTYPES.items()},
+        **{f"ridge {name}, FLOP/byte": gpu.ridge_flops_per_byte(dtype) for name, dtype in _RIDGES.items()},
+        "link, GB/s": _per(gpu.link_bytes_per_s, 1e9),
+        "TDP, W": gpu.tdp_w,
+        "16 bits sustained, TFLOP/s": _per(gpu.sustained_flops_per_s, 1e12),
+        "copies sustained, GB/s": _per(gpu.sustained_copy_bytes_per_s, 1e9),
+    }
+
+
 def _shown(value: float | None) -> str:
     return "-" if value is None else str(value) if isinstance(value, int) else significant(value)
 
 
-def _in_tera(value: float | None) -> float | None:
-    return value / 1e12 if value else None
+def _per(value: float | None, unit: float) -> float | None:
+    return value / unit if value else None
 
 
 def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
@@ -215,7 +213,7 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
                 gpu.gpu + (" ?" if any(name.startswith(_SHOWN) for name in gpu.uncertain) else ""),
                 f"{gpu.memory_bytes / 2**30:.0f}",
                 f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
-                *(_shown(_in_tera(peak)) for peak in (peaks | {"fp16": best16}).values()),
+                *(_shown(_per(peak, 1e12)) for peak in (peaks | {"fp16": best16}).values()),
                 significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
                 f"{gpu.tdp_w:.0f}",
             ]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Sequence
 from functools import cache, singledispatch
 from pathlib import Path
-from urllib.parse import quote
 
 import matplotlib.pyplot as plt
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,7 +19,6 @@ from profiler.report.plots import draw
 from profiler.report.plots.style import styled
 from profiler.report.selection import of_first_engine
 from profiler.report.time_breakdown import MOST_BARS_A_PHASE, WORTH_SHOWING, breakdown_bars, terms_of
-from profiler.store.folder import Run
 from profiler.units import duration, unbroken
 
 
@@ -30,11 +27,6 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> 
     visible = visible_sections(sections, "html")
     shown = [(section, [_render_block(block) for block in section.blocks]) for section in visible]
     return _templates().get_template("page.html.j2").render(title=title, subtitle=subtitle, sections=shown)
-
-
-def link_from(run: Run, folder: Path) -> str:
-    """Return the path of a run's own report, relative to a folder."""
-    return quote(Path(os.path.relpath(run.folder / "report.html", folder)).as_posix())
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from profiler.report.blocks import (
-    DOCUMENTS,
     FIRST_LOOK,
     FULL,
     FULL_SCREEN,
@@ -40,7 +39,7 @@ def answer(run: Run) -> Section:
             *_lines_to_copy(run),
             Sentences(run.document.answer or [NO_NUMBER]),
             Lines(end, "warning"),
-            Lines(run.document.warnings, "warning", media=DOCUMENTS),
+            Lines(run.document.warnings, "warning", media=HTML),
         ],
     )
 
@@ -125,10 +124,10 @@ def method(run: Run) -> Section:
     changing = [warning for warning in run.document.warnings if warning not in run.document.remarks]
     mark_s = run.document.engine.instrument_s_per_step
     blocks = [
-        Lines([text, words], "paragraph", media=DOCUMENTS),
-        ShellCommand("Repeat it", run.document.command, media=DOCUMENTS),
+        Lines([text, words], "paragraph", media=HTML),
+        ShellCommand("Repeat it", run.document.command, media=HTML),
         seconds_table(run),
-        Lines(_time_lines(run), "dim", media=DOCUMENTS),
+        Lines(_time_lines(run), "dim", media=HTML),
         Lines([f"reading the clock adds {duration(mark_s)} to a step"] if mark_s else [], "dim", media=FULL),
         Lines(run.document.warnings, "warning", media=FULL_SCREEN),
         Lines(changing, "warning", media=FIRST_LOOK),

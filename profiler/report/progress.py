@@ -20,8 +20,8 @@ _SPINNER = 4
 """Columns of the spinner, and of the gaps next to it and to an empty bar."""
 
 
-class QuietListener:
-    """A listener that prints nothing; the base class of the others."""
+class Listener:
+    """Receives the progress of a run, and prints nothing; the base class of the others, and of those of callers."""
 
     def __enter__(self) -> Self:
         return self
@@ -43,7 +43,7 @@ def _words(progress: SweepProgress) -> tuple[str, str]:
     return f"batch {progress.cell.name}, repetition {progress.repetition}", time_left(progress.left_s)
 
 
-class LineListener(QuietListener):
+class LineListener(Listener):
     """Plain lines, for logs and pipes: one per stage, and the cell that is timed every half minute."""
 
     _next_s = 0.0
@@ -57,7 +57,7 @@ class LineListener(QuietListener):
             print(", ".join(_words(progress)), file=sys.stderr, flush=True)
 
 
-class BarListener(QuietListener):
+class BarListener(Listener):
     """A bar with the current cell and the time left, redrawn only between cells: no thread polls during timing."""
 
     def __init__(self, console: Console) -> None:
@@ -86,11 +86,3 @@ class BarListener(QuietListener):
         done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
         self._bars.update(self._task, completed=done_s, total=total_s, description=repetition, detail=left)
         self._bars.refresh()
-
-
-def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:
-    """Return a bar if stderr is a terminal, plain lines if it is not or with `plain`, and nothing with `quiet`."""
-    if quiet:
-        return QuietListener()
-    console = Console(stderr=True)
-    return BarListener(console) if console.is_terminal and not plain else LineListener()

@@ -13,18 +13,7 @@ from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS, Term
 from profiler.judge.cells import CellResult
 from profiler.judge.module_times import GroupTime
-from profiler.report.blocks import (
-    DOCUMENTS,
-    FULL,
-    HTML,
-    Block,
-    BreakdownChart,
-    Lines,
-    Picture,
-    Section,
-    TextTable,
-    text_table,
-)
+from profiler.report.blocks import FULL, HTML, Block, BreakdownChart, Lines, Picture, Section, TextTable, text_table
 from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
@@ -187,7 +176,7 @@ def terms_table(run: Run) -> TextTable:
         if any(getattr(result, term) for result in shown):
             rows.append([name, *texts])
     caption = "each term, with half of its 95 % interval"
-    return text_table(["", *(result.key.name for result in shown)], rows, caption=caption, media=DOCUMENTS)
+    return text_table(["", *(result.key.name for result in shown)], rows, caption=caption, media=HTML)
 
 
 def inside(run: Run) -> Section:
@@ -195,7 +184,7 @@ def inside(run: Run) -> Section:
     blocks: list[Block] = [module_groups(run), Lines(activity_lines(run))]
     if group_points(run):
         alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
-        blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
+        blocks.insert(0, Picture("operators", alt, (run,)))
     cells = "the smallest and the largest cell of each phase"
     note = f"{cells}; modules timed with hooks, kernels replayed or traced, all in separate passes"
     return Section("Inside a step", blocks, note, FULL, folded=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from profiler import effort
 from profiler.device.contention import Neighbours
@@ -241,9 +240,9 @@ def skip_the_rest(session: Session) -> None:
             session.ledger.add(Gap(cell, "skipped", why))
 
 
-def measure_options(session: Session, folder: Path) -> None:
-    """Measure what options add to the sweep; a trace is written into `folder`."""
-    options, subject = session.prepared.options, session.subject
+def measure_options(session: Session) -> None:
+    """Measure what options add to the sweep; a trace is written into the run's folder."""
+    folder, options, subject = session.prepared.out, session.prepared.options, session.subject
     if (options.breakdown or options.trace) and not subject.loaded.offloaded:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owned):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.schedule import Plan, Progress, Schedule, corners
 from profiler.measure.sweep import RepetitionContext, Sweep, sweep
-from profiler.report.progress import QuietListener
+from profiler.report.progress import Listener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
@@ -49,7 +49,7 @@ from profiler.run.setup import (
     set_grid,
     wait_for_neighbours,
 )
-from profiler.run.stages import Listener, RunBudget, RunPart, Stages
+from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run
@@ -77,20 +77,13 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
     for name in options:
         if name not in known:
             raise RequestError(f"profile() has no option {name!r}.{near_misses(name, known)}")
-    return execute(prepare(Options(model=model, **options)), listener or QuietListener())
+    return execute(prepare(Options(model=model, **options)), listener or Listener())
 
 
-def execute(
-    prepared: PreparedRun,
-    listener: Listener,
-    sweep: Sweep = sweep,
-    *,
-    spent_s: float = 0.0,
-    further_runs: int = 0,
-) -> Run:
+def execute(prepared: PreparedRun, listener: Listener, *, spent_s: float = 0.0, further_runs: int = 0) -> Run:
     """Execute a checked request: count, measure, time, try; then break times down and report, also if interrupted.
 
-    `sweep` times the cells. The command took `spent_s` before; `further_runs` of it follow.
+    The command took `spent_s` before; `further_runs` of it follow.
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
@@ -100,7 +93,7 @@ def execute(
             try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
             compare_formats(session)
             search_unexplained(session)
-            measure_options(session, prepared.out)
+            measure_options(session)
         del session  # judging needs the memory of its model
         return report(ending, prepared.out)
 
@@ -130,13 +123,13 @@ def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
 
 
 def report(ending: Ending, folder: Path) -> Run:
-    """Judge what was measured and write the reports, then raise what ended the measuring."""
+    """Judge what was measured and write the report, then raise what ended the measuring."""
     error, document = ending.error, ending.document
     if error:
         clear_frames(error.__traceback__)  # they hold the session, whose model's memory judging needs
     run = judge_folder(folder, finished=error is None)
     if not isinstance(error, DeviceError) or error.time_to_report:
-        run = _write_reports(run, document, ending.stages)
+        run = _write_report(run, document, ending.stages)
     if error:
         raise error
     return run
@@ -261,21 +254,17 @@ def _log(session: Session, outcome: Repetition | Gap, watch: Watch) -> None:
     stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
 
 
-def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
-    """Write the reports. What fails is added to `document`, and the pages are written once more with it."""
+def _write_report(run: Run, document: RunDocument, stages: Stages) -> Run:
+    """Write the report. If that fails, `document` names it, and the run is judged once more with it."""
     stages.listener.stage("writing the report")
     # Imported late: plotting libraries hold 100 MB, which the ceilings' buffers need.
-    from profiler.report.write import write_reports
+    from profiler.report.write import write_report
 
-    def guard(name: str) -> AbstractContextManager[None]:
-        return stages.optional(name, "the file is left out")
-
-    write_reports([run], guard)
-    if len(stages.missing) > len(document.missing):
-        write_document(run.folder, replace(document, missing=tuple(stages.missing)))
-        run = judge_folder(run.folder, finished=run.document.finished)
-        write_reports([run], guard)
-    return run
+    with stages.optional("report.html", "the file is left out"):
+        write_report(run)
+        return run
+    write_document(run.folder, replace(document, missing=tuple(stages.missing)))
+    return judge_folder(run.folder, finished=run.document.finished)
 
 
 def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
@@ -283,7 +272,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     runs = _run_each([replace(options, quant=name) for name in precisions], precisions, "--quant", listener)
     from profiler.run.screens import write_comparison
 
-    write_comparison(runs, runs[0].folder.parent)
+    write_comparison(runs)
     return runs
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult, difference_of
@@ -16,7 +17,7 @@ from profiler.report.blocks import HTML, TERMINAL, Block, Lines, Picture, Sectio
 from profiler.report.cells import doubling_table, regime_names
 from profiler.report.device import quality_line
 from profiler.report.glossary import roofline_words
-from profiler.report.html import html_page, link_from
+from profiler.report.html import html_page
 from profiler.report.overview import NO_NUMBER, end_lines
 from profiler.report.selection import of_phase
 from profiler.store.folder import Run
@@ -143,8 +144,8 @@ def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     return rows
 
 
-def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Section | None]:
-    """Return the sections of a comparison of runs of one model; `links` are the addresses of their own reports."""
+def comparison_sections(runs: Sequence[Run]) -> list[Section | None]:
+    """Return the sections of a comparison of runs of one model, each in a folder next to the page."""
     first, precision = runs[0], runs[0].model.precision
     setting = [f"{first.model.id} on {first.document.device.name}"]
     busy = [sentence for run in runs for sentence in run.answer[:1] if sentence.startswith(BUSY)]
@@ -174,18 +175,18 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
         Section("Tokens per second", picture, "measured; both axes logarithmic", HTML) if is_measured else None,
         Section("Precisions", [memory], "memory counted from the stored tensors, times measured"),
         Section(f"Every cell compared with {precision}", every_cell, "measured") if rows else None,
-        *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
+        *map(_of_run, runs),
         Section("", last_lines, media=TERMINAL),
     ]
 
 
-def _of_run(run: Run, link: str) -> Section:
+def _of_run(run: Run) -> Section:
     quality = quality_line(run)
     blocks: list[Block] = [Sentences(run.answer or [NO_NUMBER])]
     blocks += [Lines([f"Quality: {quality}."], "paragraph")] if quality else []
     blocks += [Lines(run.document.warnings, "warning")] if run.document.warnings else []
     blocks.append(ShellCommand("Repeat it", run.document.command))
-    return Section(run.model.precision, blocks, media=HTML, link=link)
+    return Section(run.model.precision, blocks, media=HTML, link=quote(f"{run.folder.name}/report.html"))
 
 
 def page_of_several(runs: Sequence[Run]) -> Path:
@@ -193,14 +194,13 @@ def page_of_several(runs: Sequence[Run]) -> Path:
     return runs[0].folder.parent / "report.html"
 
 
-def write_comparison(runs: Sequence[Run], folder: Path) -> None:
-    """Write report.html into a folder, for several runs of one model, with links to their own reports."""
+def write_comparison(runs: Sequence[Run]) -> None:
+    """Write the page of several runs of one model, with links to their own reports."""
     first = runs[0]
     names = ", ".join(run.model.quant for run in runs)
     subtitle = f"{names} · {utc_minute(first.document.created)} · roofscope {first.document.roofscope}"
-    links = [link_from(run, folder) for run in runs]
-    page = html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
-    replace_file(folder / "report.html", page)
+    page = html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs))
+    replace_file(page_of_several(runs), page)
 
 
 def doubling_sections(run: Run, phase: Phase) -> list[Section]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 
 import torch
@@ -186,7 +186,6 @@ class Pace:
     subject: Subject
     ceilings: Ceilings
     warm_ups: WarmUps
-    _known_s: dict[CellKey, float] = field(init=False, default_factory=dict)
 
     def plan(self, grid: Grid) -> Plan:
         """Return a plan of this grid with the seconds that each of its cells is expected to take."""
@@ -206,11 +205,6 @@ class Pace:
         On a GPU small cells take the host's time, whatever they compute: it is then at least the roofline's time at the
         share of it that is usually attained. So it is where one warm-up shows no slope.
         """
-        if key not in self._known_s:
-            self._known_s[key] = self._expect(key)
-        return self._known_s[key]
-
-    def _expect(self, key: CellKey) -> float:
         warm_ups = self.warm_ups[key.cell.engine]
         times = [(item.cell, item.prefill_s if key.phase == "prefill" else item.decode_s) for item in warm_ups]
         points = [(CellKey(key.phase, cell).tokens, seconds) for cell, seconds in times if seconds is not None]

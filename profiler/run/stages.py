@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from profiler.device.machine import Machine
 from profiler.effort import Effort
 from profiler.errors import OutOfTimeError, describe_error, tolerate_errors
-from profiler.measure.schedule import Progress
+from profiler.report.progress import Listener
 from profiler.store.document import Missing
 from profiler.units import time_left
 
@@ -21,16 +21,6 @@ T = TypeVar("T")
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """Makes a context manager that suppresses the error of what is within, or records it."""
-
-
-class Listener(Protocol):
-    """Receives the progress of a run; the terminal implements it, and Python callers may."""
-
-    def stage(self, text: str) -> None:
-        """Called when a stage begins."""
-
-    def progress(self, progress: Progress, total_cells: int) -> None:
-        """Called before a cell is timed."""
 
 
 class Stages:

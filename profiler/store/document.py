@@ -10,13 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, HostPace, WeightReadCeiling
-from profiler.facts.measurements import (
-    Drafting,
-    FormatLinears,
-    KernelTime,
-    PackedBatches,
-    Quality,
-)
+from profiler.facts.measurements import Drafting, FormatLinears, KernelTime, PackedBatches, Quality
 from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary

@@ -22,17 +22,9 @@ import torch
 
 from profiler.checks import installation as checks
 from profiler.device.contention import ForeignLoad, Neighbours
-from profiler.device.telemetry import (
-    NoSource,
-    NvmlSource,
-    Rapl,
-    Watch,
-    idle_power_w,
-    nvml_source,
-    source_for,
-)
+from profiler.device.telemetry import NoSource, NvmlSource, Rapl, Watch, idle_power_w, nvml_source, source_for
 from profiler.facts.repetitions import Repetition
-from profiler.facts.telemetry import ActiveShares, Contention, Reading, Timeline, complaints, health
+from profiler.facts.telemetry import ActiveShares, Reading, Timeline, complaints, health
 from profiler.grid.cells import Cell
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -307,13 +299,6 @@ def test_cores_are_known_by_their_numbers(
     load = ForeignLoad()
     busy(1000)
     assert load.cores() == (expected and pytest.approx(expected, rel=0.05))
-
-
-def test_others_disturb_where_they_leave_too_few_cores() -> None:
-    one_of_two = Contention(1.0, 2)
-    assert one_of_two.disturbs(threads=2)
-    assert not one_of_two.disturbs(threads=1)
-    assert not Contention(0.2, 2).disturbs(threads=2), "the system's own work"
 
 
 @pytest.mark.cpu

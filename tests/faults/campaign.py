@@ -33,9 +33,7 @@ from simulated.world import World, simulated
 
 from profiler.cli.app import main
 from profiler.measure import sweep
-from profiler.report.write import markdown_report
 from profiler.run.stages import Stages
-from profiler.store.folder import read_run
 
 LONGEST_S = 600.0
 LATER_S = 3600.0
@@ -44,7 +42,7 @@ BRIEF: Mapping[str, Any] = {
     "profiler.roofs.sampler._LOADED_S": 0.02,
     "profiler.roofs.sampler._MOST_RECORDED": 20,
     "profiler.device.contention.ForeignLoad.cores": lambda _: 0.0,
-    "profiler.report.write.write_reports": lambda *_, **__: (),
+    "profiler.report.write.write_report": lambda *_, **__: (),
 }
 """What is shorter: ceilings, and no reports, whose pages and pictures take seconds. No other process is busy."""
 SIMULATOR = "/simulated/"
@@ -355,7 +353,7 @@ def tried(recording: Recorded, fault: Fault) -> list[str]:
             failures = [] if first.fired else ["the call was not reached"]
             if fault.kind != "killed":
                 failures += _ended(recording, fault, first, has_run=after is not None)
-                failures += _kept(recording, fault, first, after, folder) if after else []
+                failures += _kept(recording, fault, first, after) if after else []
             if first.code != 0 and after is not None:
                 resumed = ran(recording.name, recording.model, folder, resume=True)
                 failures += _resumed(recording, resumed, state(folder))
@@ -377,7 +375,7 @@ def _ended(recording: Recorded, fault: Fault, first: Ran, *, has_run: bool) -> I
         yield f"{first.simulated_s:.0f} simulated seconds instead of {recording.base.simulated_s:.0f}"
 
 
-def _kept(recording: Recorded, fault: Fault, first: Ran, after: State, folder: Path) -> Iterator[str]:
+def _kept(recording: Recorded, fault: Fault, first: Ran, after: State) -> Iterator[str]:
     """What does not hold of the run folder."""
     if set(after.rows) != set(recording.state.rows) and (first.code != 2 or after.rows):
         yield f"{len(after.rows)} of {len(recording.state.rows)} cells in cells.csv"
@@ -401,8 +399,7 @@ def _kept(recording: Recorded, fault: Fault, first: Ran, after: State, folder: P
         yield f"exit code 0, and facts are gone: {lost}"
     if lost and first.code != 2:
         why = "out of memory" if fault.kind == "oom" else str(RAISED.get(fault.kind, str)()).partition("\n")[0]
-        written = json.dumps(after.document), first.out, markdown_report(read_run(folder))
-        for place, text in zip(("run.json", "the screen", "report.md"), written, strict=True):
+        for place, text in (("run.json", json.dumps(after.document)), ("the screen", first.out)):
             if _plain(why)[:24] not in _plain(text):
                 yield f"{place} does not say why ({why}) facts are gone: {lost}"
 

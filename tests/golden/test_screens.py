@@ -90,8 +90,6 @@ MORE = {
     "batch-test": "batch-test -q",
     "gpus": "gpus",
     "report": "report runs/reference/smollm2-135m-zen4",
-    "rent of every GPU": "rent mistral-7b-v0.1",
-    "census": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM,L40S' --gemm-census",
     **ANSWERS,
 }
 """Screens of the other commands, and longer ones."""

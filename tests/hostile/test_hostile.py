@@ -42,9 +42,9 @@ from profiler.loading.source import resolve, resolve_weights, weight_files
 from profiler.report.columns import EXPORTERS, tokens_table
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
-from profiler.report.write import html_report, markdown_report
+from profiler.report.write import html_report
 from profiler.store.folder import read_run
-from profiler.units import markdown_text, visible, visible_in
+from profiler.units import visible, visible_in
 
 OLD = Path(__file__).parents[1] / "data" / "tiny_run"
 MOST_YARDSTICKS = 165
@@ -229,21 +229,13 @@ def test_a_visible_text_acts_on_nothing() -> None:
     assert visible("Modell 通义千问, μs ± 3 %") == "Modell 通义千问, μs ± 3 %"
 
 
-def test_a_page_and_markdown_hold_text(results: Path) -> None:
-    """The page's own script sorts; there is no other. Markdown links its pictures only."""
+def test_a_page_holds_text(results: Path) -> None:
+    """The page's own script sorts; there is no other."""
     page = html_report(read_run(results)).replace("\u00a0", " ")  # between a number and its unit
     assert not acting(page)
     assert page.count("<script") == 1
     assert "<svg onload" not in page
     assert "&lt;script&gt;document.title=" in page
-    markdown = markdown_report(read_run(results))
-    assert not acting(markdown)
-    markdown = re.sub(r"(?<!\\)`[^`]*`", "", markdown)  # code is shown unchanged
-    assert "<script" not in markdown
-    assert all(
-        name.endswith(".png") and "/" not in name for name in re.findall(r"(?<!\\)!\[[^]]*\]\(([^)]*)\)", markdown)
-    )
-    assert markdown_text("a | <b> [c](d) `e` \\|") == "a \\| &lt;b> \\[c\\](d) \\`e\\` \\\\\\|"
 
 
 def test_a_terminal_gets_text(roofscope, results: Path, capfd: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]

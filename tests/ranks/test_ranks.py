@@ -112,7 +112,7 @@ def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
         assert result.latency_s > 8 * EXCHANGE_S
         assert 0.95 * 8 * EXCHANGE_S < result.link_s < 1.2 * result.latency_s
         assert result.regime == "link-bound"
-    assert "4 ranks, each with" in (out / "report.md").read_text()
+    assert "4 ranks, each with" in (out / "report.html").read_text()
 
 
 @pytest.mark.slow

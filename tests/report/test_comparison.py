@@ -9,34 +9,22 @@ from pathlib import Path
 import pytest
 from made_runs import PRECISIONS, Page, key, old_run, result, with_document
 
-from profiler.report.terminal import print_sections, screen
-from profiler.run.screens import (
-    AGAINST_COLUMNS,
-    PRECISION_COLUMNS,
-    comparison_sections,
-    difference_rows,
-    precision_rows,
-    write_comparison,
-)
+from profiler.run.screens import AGAINST_COLUMNS, PRECISION_COLUMNS, difference_rows, precision_rows, write_comparison
 from profiler.store.folder import Run, read_run
 
 
-def show(runs: list[Run], *, plain: bool = False) -> None:
-    print_sections(comparison_sections(runs, ["" for _ in runs]), screen(plain=plain))
-
-
-def made(quant: str, step_s: float, storage_bytes: int) -> Run:
+def made(base: Path, quant: str, step_s: float, storage_bytes: int) -> Run:
     """Return a run with one decode of a model in one precision."""
     run = old_run()
     model = replace(run.model, quant=quant, dtype="bfloat16", storage_bytes=storage_bytes)
     cell = result(key(), step_s, dequantise_s=0.0 if quant == "none" else 0.1)
-    return replace(with_document(run, model=model), results=(cell,), folder=Path("/runs") / quant)
+    return replace(with_document(run, model=model), results=(cell,), folder=base / quant)
 
 
 @pytest.fixture
-def pair() -> list[Run]:
+def pair(tmp_path: Path) -> list[Run]:
     """Return two runs: the second takes half the time and a quarter of the memory."""
-    return [made("none", 1.0, 4 * 10**9), made("nf4", 0.5, 10**9)]
+    return [made(tmp_path, "none", 1.0, 4 * 10**9), made(tmp_path, "nf4", 0.5, 10**9)]
 
 
 def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
@@ -49,7 +37,7 @@ def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
     assert len(against) == len(AGAINST_COLUMNS)
 
 
-def test_a_cell_that_was_timed_once_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cell_that_was_timed_once_is_counted(tmp_path: Path) -> None:
     """The first of two cells of nf4 was timed twice; int8 was timed once."""
     runs = []
     for quant, step_s, repetitions in (("none", 1.0, (2, 1)), ("nf4", 0.5, (2, 1)), ("int8", 4.0, (1, 1))):
@@ -57,19 +45,17 @@ def test_a_cell_that_was_timed_once_is_counted(capsys: pytest.CaptureFixture[str
             replace(result(key(batch=batch), step_s), repetitions=count)
             for batch, count in zip((1, 2), repetitions, strict=True)
         ]
-        runs.append(replace(made(quant, 1.0, 10**9), results=tuple(rows)))
-    show(runs, plain=True)
-    text = " ".join(capsys.readouterr().out.split())
-    assert "3 of 4 cells were timed once" in text
-    assert "as far as it was timed twice (1 of 2 cells)" in text
-    write_comparison(runs, tmp_path)
-    assert "3 of 4 cells were timed once" in Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
+        runs.append(replace(made(tmp_path, quant, 1.0, 10**9), results=tuple(rows)))
+    write_comparison(runs)
+    words = Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
+    assert "3 of 4 cells were timed once" in words
+    assert "as far as it was timed twice (1 of 2 cells)" in words
 
 
 def test_the_page_links_to_each_run(tmp_path: Path) -> None:
     base = shutil.copytree(PRECISIONS, tmp_path / "a model")
     runs = [read_run(base / name) for name in ("none", "nf4")]
-    write_comparison(runs, base)
+    write_comparison(runs)
     page = Page((base / "report.html").read_text(encoding="utf-8"))
     links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
     assert links == ["none/report.html", "nf4/report.html"]
@@ -87,7 +73,7 @@ def test_the_page_links_to_each_run(tmp_path: Path) -> None:
 
 def test_a_precision_without_a_number_is_still_listed(pair: list[Run], tmp_path: Path) -> None:
     failed = replace(pair[1], results=(replace(pair[1].results[0], status="oom"),))
-    write_comparison([pair[0], with_document(failed, answer=())], tmp_path)
+    write_comparison([pair[0], with_document(failed, answer=())])
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert page.count("svg") == 0
     assert "nothing to conclude" in page.words

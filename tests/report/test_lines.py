@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 
-from profiler.errors import RequestError
 from profiler.facts.measurements import FormatLinears, LinearsTime
 from profiler.facts.repetitions import Repetition
 from profiler.judge.cell_stages import Timed
@@ -157,8 +156,3 @@ def test_figures_are_those_of_the_run() -> None:
     for regime in {cell.regime for cell in run.measured}:
         counted = sum(cell.regime == regime for cell in run.measured)
         assert f"In this run: {counted} of {len(run.measured)} cells" in explanation(str(regime), run)
-
-
-def test_an_unknown_word_names_a_near_one() -> None:
-    with pytest.raises(RequestError, match="roofline"):
-        explanation("rooflne")

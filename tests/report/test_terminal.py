@@ -19,7 +19,7 @@ from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
 from profiler.report.time_breakdown import bar_text, breakdown, breakdown_bars, shares_table
-from profiler.report.write import html_report, markdown_report
+from profiler.report.write import html_report
 from profiler.store.document import LargerGrid
 from profiler.store.folder import Run, read_run
 
@@ -140,9 +140,8 @@ def toy(run: Run) -> Section:
 def test_a_new_section_is_one_function_that_every_report_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.report.sections.SECTIONS", [*SECTIONS, toy])
     run = old_run()
-    page, markdown = html_report(run), markdown_report(run)
-    for text in ("\n".join(lines_of(run_sections(run))), page, markdown):
+    page = html_report(run)
+    for text in ("\n".join(lines_of(run_sections(run))), page):
         assert f"cooked for {run.model.id}" in text
         assert "of today" in text
     assert "A toy section" in page
-    assert "## A toy section" in markdown

@@ -91,7 +91,7 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
 @pytest.mark.parametrize(
     ("threads", "busy", "cores", "warned"),
     [
-        (2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True),
+        (2, 0.2, 2, False), (2, 1.0, 2, True), (1, 1.0, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True),
         (None, 14.0, 16, False), (None, 15.9, 16, True),
     ],
 )  # fmt: skip

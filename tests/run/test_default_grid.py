@@ -24,8 +24,8 @@ from profiler.grid.cells import Cell, Grid, Phase
 from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import WarmUp, sweep, warm_up
-from profiler.report.progress import QuietListener
+from profiler.measure.sweep import WarmUp, sweep
+from profiler.report.progress import Listener
 from profiler.run.options import Options
 from profiler.run.pipeline import execute, run_precisions
 from profiler.run.setup import Pace, choose_grid, measure_pace, steady_pace
@@ -165,15 +165,6 @@ def test_warm_ups_are_those_of_the_smallest_cell_and_of_more_sequences(prepared:
     assert all(item.prefill_s and 0 < item.decode_s < item.prefill_s * 100 for item in (small, wider))
 
 
-def test_an_engine_that_fails_gives_no_pace(subject: Subject) -> None:
-    class Failing:
-        def prepare(self, *_: Any) -> None:
-            raise RuntimeError("no kernel")
-
-    failing: Any = Failing()
-    assert warm_up(failing, Cell(1, 4, 6), HOST, prompts=subject.prompts, budget_s=1.0) is None
-
-
 @pytest.mark.slow
 def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures_it(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,13 +176,15 @@ def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures
     def first_only(*given: Any, **named: Any) -> Iterator[Repetition | Gap]:
         yield next(sweep(*given, **named))
 
-    run = execute(prepare(options), QuietListener(), first_only)
+    with monkeypatch.context() as patch:
+        patch.setattr("profiler.run.pipeline.sweep", first_only)
+        run = execute(prepare(options), Listener())
     assert run.cells["status"].tolist() == ["ok", "skipped"] * 2
     assert any("the budget of 600 s ended before its repetition" in warning for warning in run.document.warnings)
     for model, words in ((None, "give its path again"), ("gpt2", "it profiled tiny-llama")):
         with pytest.raises(RunError, match=words):
             prepare_resume(run.folder, replace(options, model=model))
-    again = execute(prepare_resume(run.folder, options), QuietListener())
+    again = execute(prepare_resume(run.folder, options), Listener())
     assert again.cells["status"].tolist() == ["ok"] * 4
     with pytest.raises(RunError, match="is finished"):
         prepare_resume(run.folder, options)
@@ -215,7 +208,7 @@ def test_precisions_share_the_grid_of_the_slowest(
         return replace(pace, warm_ups={"eager": tuple(slower)})
 
     monkeypatch.setattr("profiler.run.setup.measure_pace", planted)
-    runs = run_precisions(options, ["none", "int8wo"], QuietListener())
+    runs = run_precisions(options, ["none", "int8wo"], Listener())
     grids = [run.document.grid for run in runs]
     assert grids[0].prompt_lens == grids[1].prompt_lens == ladder[-1].prompt_lens
     assert {run.document.engine.budget_s for run in runs} == {20.0}

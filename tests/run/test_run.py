@@ -36,7 +36,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
 def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
     names = {path.name for path in gguf_run.folder.iterdir()}
     assert names == {
-        "run.json", "samples.jsonl", "cells.csv", "operators.csv", "config.json", "report.md", "report.html",
+        "run.json", "samples.jsonl", "cells.csv", "operators.csv", "config.json", "report.html",
     }  # fmt: skip
     assert tuple(gguf_run.cells.columns) == CELL_COLUMNS
     assert len(gguf_run.cells) == 2 * 2 * 2

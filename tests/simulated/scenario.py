@@ -67,7 +67,7 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
     """Return the run of `roofscope run` on these cards. Raises the error that ends it."""
     requested = {**scenario.options(), "fresh": True, "out": parent / "run", **options}
     folder = scenario.folder(parent)
-    with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # these pages are not needed
+    with simulated(*truths) as world, mock.patch("profiler.report.write.write_report"):  # these pages are not needed
         code = command_line("run", str(folder), **requested)
     run = read_run(requested["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.failed else 0)

@@ -46,9 +46,10 @@ from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Shape
-from profiler.report.progress import QuietListener
-from profiler.report.write import write_reports
+from profiler.report.progress import Listener
+from profiler.report.write import write_report
 from profiler.run.judge_folder import judge_folder
+from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import Run, read_document, read_run
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
@@ -146,7 +147,7 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-class Interrupting(QuietListener):
+class Interrupting(Listener):
     """Raises KeyboardInterrupt when a stage begins."""
 
     def __init__(self, stage: str) -> None:
@@ -271,16 +272,31 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     tried(lambda: read_foreign(folder / name))
 
 
+FACT = json.dumps(next(iter(RECORDS.values())))
+
+
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [('{"kind": "vis', "is damaged"), ("[]", "is not a JSON object"), ('{"kind": "visit"}', "is not a fact of a run")],
+    ("name", "content", "words"),
+    [
+        ("run.json", None, r"it has no run\.json"),
+        ("run.json", '{"schema_version": 6}', r"run\.json is damaged"),
+        ("run.json", f'{{"schema_version": {SCHEMA_VERSION + 1}, "something_new": 1}}', "newer roofscope"),
+        ("run.json", '{"schema_version": 5}', r"read it with roofscope 0\.3\.0"),
+        ("run.json", (OLD / "run.json").read_text().replace('"eager"', '"=cmd"'), "run.json has no engine 'eager'"),
+        ("cells.csv", "phase\nprefill\n", r"cells\.csv lacks the column 'batch_size'"),
+        (SAMPLES_FILE, f'{FACT}\n{{"kind": "vis\n{FACT}', r"samples\.jsonl, line 2 is damaged"),
+        (SAMPLES_FILE, f"{FACT}\n[]", r"samples\.jsonl, line 2 is not a JSON object"),
+        (SAMPLES_FILE, f'{FACT}\n{{"kind": "visit"}}', r"samples\.jsonl, line 2 is not a fact of a run"),
+    ],
 )
-def test_a_damaged_line_of_samples_is_named(tmp_path: Path, line: str, words: str) -> None:
-    folder = Path(shutil.copytree(OLD, tmp_path / "run"))
-    first, _, *rest = (folder / SAMPLES_FILE).read_text().splitlines()
-    (folder / SAMPLES_FILE).write_text("\n".join([first, line, *rest]))
-    with pytest.raises(RunError, match=rf"samples\.jsonl, line 2 {words}"):
-        judge_folder(folder)
+def test_a_damaged_folder_says_which_file_and_another_schema_which_release(
+    tmp_path: Path, name: str, content: str | None, words: str
+) -> None:
+    file = Path(shutil.copytree(OLD, tmp_path / "run")) / name
+    file.unlink() if content is None else file.write_text(content)
+    read: Callable[[Path], Run] = judge_folder if name == SAMPLES_FILE else read_run
+    with pytest.raises(RunError, match=words):
+        read(file.parent)
 
 
 def row_of(file: Path, row: dict[str, str]) -> None:
@@ -334,15 +350,8 @@ def used(file: Path) -> None:
     json_text(dumped(comparison_document(compare_sides(side, side))))
 
 
-def test_cells_of_another_run(tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(OLD, tmp_path / "run"))
-    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"eager"', '"=cmd"'))
-    with pytest.raises(RunError, match="has no engine 'eager'"):
-        read_run(copied)
-
-
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
-DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md")
+DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html")
 
 
 class Stop(BaseException):
@@ -360,13 +369,13 @@ def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(folder: Path) -> None:
-    """Write the five files that the end of a run writes."""
-    write_reports([judge_folder(folder)])
+    """Write the four files that the end of a run writes."""
+    write_report(judge_folder(folder))
 
 
 @pytest.mark.parametrize("number", slow_except((0,), range(len(DERIVED))))
 @pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
-def test_at_each_write_of_the_reports(
+def test_at_each_write_of_a_report(
     tmp_path: Path, small_page: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
     """An error at any fsync or replacement leaves each file old or new, no draft, and a second attempt succeeds."""
@@ -407,42 +416,29 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert store.folder.is_dir()
 
 
-def test_killed_before_its_first_word(tmp_path: Path) -> None:
-    """A run killed while the model loads can start again in its folder; after the first fact it cannot."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "samples.jsonl").touch()
-    with RunStore(tmp_path / "run") as second:
-        (second.folder / "samples.jsonl").write_text("{}\n")
-        with pytest.raises(RunError, match="already has a run"):
-            RunStore(second.folder)
-
-
 def test_two_runs_on_one_folder(tmp_path: Path) -> None:
-    """The second run raises an error, and the first run's folder is unchanged."""
+    """A run killed while it loads can start again in its folder; an error of another one leaves it as it is."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / SAMPLES_FILE).touch()
     with RunStore(tmp_path / "run") as store:
-        (store.folder / "run.json").write_text("{}")
-        for resume in (False, True):
-            with pytest.raises(RunError, match=r"already has a run|another roofscope is writing"):
+        (store.folder / SAMPLES_FILE).write_text("{}\n")
+        for resume, words in ((False, "already has a run"), (True, "another roofscope is writing")):
+            with pytest.raises(RunError, match=words):
                 RunStore(store.folder, resume=resume)
-        assert sorted(file.name for file in store.folder.iterdir()) == ["run.json", "samples.jsonl"]
+        assert [file.name for file in store.folder.iterdir()] == [SAMPLES_FILE]
 
 
-def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+def test_a_link_to_a_file_is_replaced_and_what_is_no_plain_file_stays(tmp_path: Path) -> None:
     """Root may rename a file over /dev/null; the test uses a pipe instead."""
-    pipe = tmp_path / "pipe"
+    mine, pipe, link = tmp_path / "mine", tmp_path / "pipe", tmp_path / "link"
+    mine.write_text("mine")
     os.mkfifo(pipe)
-    link = tmp_path / "link"
     link.symlink_to(pipe)
     for path in (pipe, link):
         with pytest.raises(RunError, match="it is not a regular file"):
             replace_file(path, "text")
-    assert pipe.is_fifo()
-    assert link.is_symlink()
-
-
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    mine, link = tmp_path / "mine", tmp_path / "report.html"
-    mine.write_text("mine")
+    assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
+    link.unlink()
     link.symlink_to(mine)
     replace_file(link, "a page")
     assert (mine.read_text(), link.read_text(), link.is_symlink()) == ("mine", "a page", False)

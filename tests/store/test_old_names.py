@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from profiler.store.folder import read_document, read_run
+from profiler.store.folder import read_run
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import read_facts_of
 
 REFERENCE = Path(__file__).parents[2] / "runs/reference"
-OLD = REFERENCE / "smollm2-135m-zen4"
 BEFORE_0_5 = {
     "slow-kernels": "kernel-bound", "above-ceiling": "above-roof", "int32 matmuls": "int32 products",
     "redundant_bytes_by_cause": "avoidable_bytes_by_cause", "redundant_flops_by_cause": "avoidable_flops_by_cause",
@@ -20,17 +19,6 @@ BEFORE_0_5 = {
     "changes": "levers", "repetitions": "visits", "ceiling": "roof", "ceiling_s": "roof_s",
 }  # fmt: skip
 """What words were called in files before version 0.5."""
-
-
-def test_a_folder_with_the_names_before_0_5_has_those_of_today() -> None:
-    assert '"dispatch_s"' in (OLD / "run.json").read_text()
-    assert "avoidable_bytes_by_cause" in (OLD / "operators.csv").read_text().partition("\n")[0]
-    document = read_document(OLD)
-    assert document.ceilings.overhead_s["eager"]["decode"][1] > 0
-    assert document.ceilings.weights is not None
-    assert document.ceilings.weights.ceiling.per_s > 0
-    operators = [operator for of_cell in read_operators(OLD).values() for operator in of_cell]
-    assert any(operator.redundant_bytes for operator in operators)
 
 
 def test_old_keys_columns_and_values_are_those_of_today(tmp_path: Path) -> None:

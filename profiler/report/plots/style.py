@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -56,7 +56,8 @@ def styled(width_in: float = MOST_WIDTH_IN, /, **settings: str) -> Iterator[None
 
     A character that no font has is an empty box in a PNG; matplotlib's warning per character is suppressed.
     """
-    families = ["sans-serif", *font_families({font.name for font in fontManager.ttflist})]
+    wide = {font.name for font in fontManager.ttflist if _WIDE_FONTS.search(font.name)}
+    families = ["sans-serif", *sorted(wide)]  # matplotlib takes glyphs that the first font lacks from the others
     with plt.style.context([STYLE_FILE, {"font.family": families, **settings}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
         before = WIDTH_IN.set(width_in)
@@ -64,11 +65,6 @@ def styled(width_in: float = MOST_WIDTH_IN, /, **settings: str) -> Iterator[None
             yield
         finally:
             WIDTH_IN.reset(before)
-
-
-def font_families(installed: Collection[str]) -> list[str]:
-    """Return the installed fonts with wide characters, which matplotlib uses for glyphs that the first font lacks."""
-    return sorted(name for name in installed if _WIDE_FONTS.search(name))
 
 
 def depth_column(phase: Phase) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from profiler.grid import ranges
-from profiler.report.progress import QuietListener
+from profiler.report.progress import Listener
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.validate import prepare_batch_test
@@ -31,7 +31,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     )  # fmt: skip
     free_bytes = bench.machine.available_bytes()
     with bench.watched("doubling"):
-        run = execute(prepare_batch_test(options, "decode", 512 if bench.cuda else 16), QuietListener())
+        run = execute(prepare_batch_test(options, "decode", 512 if bench.cuda else 16), Listener())
     cells = run.cells[(run.cells["status"] == "ok") & (run.cells["phase"] == "prefill")].sort_values("batch_size")
     peaks = dict(zip(cells["batch_size"].astype(int), cells["peak_memory_bytes"].astype(float), strict=True))
     largest = max(peaks)
