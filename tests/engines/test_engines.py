@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import recorded
 import torch
+from cases import slow_except
 from greedy import greedy_tokens
 from machines import CPU, HOST, small
 from small_models import small_model
@@ -20,6 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
+from profiler.engines.base import Engine
 from profiler.engines.names import CACHES, ENGINE_NAMES
 from profiler.engines.registry import ENGINES, OWNING, check_engine, engines_of_caches
 from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
@@ -33,16 +35,15 @@ from profiler.loading.source import resolve
 
 pytestmark = pytest.mark.cpu
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
-
-@pytest.mark.parametrize(
-    "name", ["eager", "static", "generate", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])]
-)
-def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> None:
+@pytest.mark.parametrize("name", slow_except(("eager", "static", "generate"), filter(ENGINES.get, ENGINE_NAMES)))
+def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph engine's code is replayed with the rules of a CUDA graph."""
+    if name == "compile" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
-    tokens = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
-    assert torch.equal(tokens, tokens_of_generate(short_model, prompt, 16))
+    engine = ENGINES[name](short_model, recorded.machine(monkeypatch) if name == "graph" else HOST)
+    assert torch.equal(greedy_tokens(engine, prompt, 16), tokens_of_generate(short_model, prompt, 16))
 
 
 def tokens_of_generate(model: Any, prompt: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
@@ -79,15 +80,6 @@ def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int
     with pytest.raises(RuntimeError, match="launch failure"):
         ENGINES["generate"](model, HOST).call(torch.ones(1, 5, dtype=torch.long), 4, mark)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.slow
-def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph engine's code, replayed with the rules of a CUDA graph; the second prompt uses the same graph."""
-    engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))
-    for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
-        prompt = torch.tensor([words])
-        assert torch.equal(greedy_tokens(engine, prompt, 16), tokens_of_generate(short_model, prompt, 16))
 
 
 @pytest.mark.parametrize(("free_bytes", "captures"), [(1 << 40, 2), (1 << 16, 3)])
@@ -164,15 +156,18 @@ def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
 @pytest.mark.parametrize("name", ["eager", "static"])
 def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
-    model = small_model(kind)
-    engine = ENGINES[name](model, HOST)
+    check_filled(ENGINES[name](small_model(kind), HOST), lambda layer: layer.keys)
+
+
+def check_filled(engine: Engine, keys_of: Callable[[Any], torch.Tensor]) -> None:
+    """Check that a cache that is filled with 30 tokens is as large as one of a prefill, then and three steps later."""
     with torch.inference_mode():
         filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
-        for _ in range(3):
+        for tokens in (30, 31, 32, 33):
+            shapes = [[keys_of(layer).shape for layer in state.cache.layers] for state in (filled, prefilled)]
+            assert shapes[0] == shapes[1]
+            assert [int(state.cache.get_seq_length()) for state in (filled, prefilled)] == [tokens, tokens]
             filled, prefilled = engine.decode(filled), engine.decode(prefilled)
-    shapes = [[tuple(layer.keys.shape) for layer in state.cache.layers] for state in (filled, prefilled)]
-    assert shapes[0] == shapes[1]
-    assert [int(state.cache.get_seq_length()) for state in (filled, prefilled)] == [33, 33]
 
 
 class Breaking(torch.nn.Module):
@@ -281,16 +276,7 @@ def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend:
 
 
 def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
-    engine = ENGINES[CACHES[backend]](model, HOST)
-    with torch.inference_mode():
-        filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
-        shapes = [
-            [tuple(layer._dequantize(layer._quantized_keys).shape) for layer in state.cache.layers]
-            for state in (filled, prefilled)
-        ]
-        filled = engine.decode(filled)
-    assert shapes[0] == shapes[1] == [(2, 2, 30, 64)] * 2
-    assert int(filled.cache.get_seq_length()) == 31
+    check_filled(ENGINES[CACHES[backend]](model, HOST), lambda layer: layer._dequantize(layer._quantized_keys))
 
 
 def test_a_cache_is_an_engine(model: Any) -> None:
