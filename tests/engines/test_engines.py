@@ -147,16 +147,12 @@ def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.Monk
 def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
     """20 tokens and 8 more cross a window of 16 in the prefill; 10 and 12 more cross it while decoding."""
     model = small_model(kind)
+    engine = ENGINES[name](model, HOST)
     for prompt_len, new_tokens in ((20, 8), (10, 12)):
         prompt = random_prompt(2, prompt_len)
-        tokens = greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens)
+        tokens = greedy_tokens(engine, prompt, new_tokens)
         assert torch.equal(tokens, tokens_of_generate(model, prompt, new_tokens))
-
-
-@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
-@pytest.mark.parametrize("name", ["eager", "static"])
-def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
-    check_filled(ENGINES[name](small_model(kind), HOST), lambda layer: layer.keys)
+    check_filled(engine, lambda layer: layer.keys)
 
 
 def check_filled(engine: Engine, keys_of: Callable[[Any], torch.Tensor]) -> None:
@@ -218,40 +214,29 @@ NEW = 6
 GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=128)
 
 
-def padded_engine(model: Any) -> PaddedEngine:
-    """The engine of a batch of these prompts."""
-    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
-    engine = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
-    engine.announce(cell, 0)
-    return engine
-
-
 @pytest.mark.parametrize(
     "model",
     [small_model("Llama"), small_model("Mistral", sliding_window=8), GPT2LMHeadModel(GPT2).eval()],
     ids=lambda model: model.config.model_type,
 )
-def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(model: Any) -> None:
+def test_a_padded_batch_has_the_tokens_of_each_prompt_and_masks_a_filled_cache(model: Any) -> None:
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    padded = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
+    padded.announce(cell, 0)
     prompts = [torch.randint(1, 64, (1, length)) for length in LENS]
     ids = torch.full((len(LENS), max(LENS)), 63)
     for row, prompt in enumerate(prompts):
         ids[row, max(LENS) - LENS[row] :] = prompt
-    padded = padded_engine(model)
     with torch.inference_mode():
         tokens = padded.call(ids, NEW, lambda: None)
         singles = [EagerEngine(model, HOST).call(prompt, NEW, lambda: None) for prompt in prompts]
         # Without the mask the short prompts give other tokens, so the mask is effective.
         unmasked = EagerEngine(model, HOST).call(ids, NEW, lambda: None)
+        filled = padded.fill(len(LENS), 15, 20)
+        assert padded.decode(filled).mask_BS.shape == (3, 16)
     assert torch.equal(tokens, torch.cat(singles))
     assert not torch.equal(unmasked, tokens)
-
-
-def test_a_filled_cache_masks_the_padding() -> None:
-    engine = padded_engine(small_model("Llama"))
-    with torch.inference_mode():
-        state = engine.fill(len(LENS), 15, 20)
-        assert state.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
-        assert engine.decode(state).mask_BS.shape == (3, 16)
+    assert filled.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
 
 
 @pytest.fixture(scope="module")
@@ -259,24 +244,16 @@ def model() -> Any:
     return small_model("Llama", hidden_size=256, intermediate_size=256)
 
 
-@pytest.fixture(params=CACHE_FORMATS)
-def backend(request: pytest.FixtureRequest, model: Any) -> str:
+@pytest.mark.parametrize("backend", CACHE_FORMATS)
+def test_a_quantised_cache_has_the_tokens_of_generate_on_the_same_one(model: Any, backend: str) -> None:
+    engine, prompt = ENGINES[CACHES[backend]](model, HOST), random_prompt(2, 20)
     try:
-        engines_of_caches(["eager"], [request.param], model.config)
-        ENGINES[CACHES[request.param]](model, HOST).prefill(torch.ones(1, 1, dtype=torch.long), 2)
+        tokens = greedy_tokens(engine, prompt, 8)
     except RequestError as error:
         pytest.skip(str(error))
-    return str(request.param)
-
-
-def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend: str) -> None:
-    prompt, cache = random_prompt(2, 20), QuantizedCache(backend, model.config)
-    tokens = greedy_tokens(ENGINES[CACHES[backend]](model, HOST), prompt, 8)
+    cache = QuantizedCache(backend, model.config)
     assert torch.equal(tokens, tokens_of_generate(model, prompt, 8, past_key_values=cache))
-
-
-def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
-    check_filled(ENGINES[CACHES[backend]](model, HOST), lambda layer: layer._dequantize(layer._quantized_keys))
+    check_filled(engine, lambda layer: layer._dequantize(layer._quantized_keys))
 
 
 def test_a_cache_is_an_engine(model: Any) -> None:
