@@ -21,19 +21,20 @@ from profiler.loading.request import LoadedModel
 from profiler.measure.overhead import measure_overhead
 
 HIDDEN = SIZES["hidden_size"]
+STALL_S = 60.0
 STEP_S = 40e-3
 """A step of the overhead model, on a machine at its usual speed."""
 
 
 class Paced(Machine, FakeClock):
-    """A CPU of one clock, on which a step of the overhead model takes `overhead_model_s`, and the step after
-    `stalls_after` of them `stall_s` more."""
+    """A CPU of one clock, on which a step of the overhead model takes `overhead_model_s`. The step after
+    `stalls_after` of them takes `STALL_S` more."""
 
     def __init__(self, overhead_model_s: float) -> None:
         Machine.__init__(self, HOST.device, clock=self)
         FakeClock.__init__(self)
         self.overhead_model_s, self.passed_s, self.steps = overhead_model_s, 0.0, 0
-        self.stalls_after, self.stall_s = 10**6, 0.0
+        self.stalls_after: int | None = None
 
     def now_s(self) -> float:
         return self.passed_s
@@ -50,7 +51,7 @@ def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         if self.config.hidden_size < HIDDEN:
-            machine.passed_s += machine.overhead_model_s + machine.stall_s * (machine.steps == machine.stalls_after)
+            machine.passed_s += machine.overhead_model_s + STALL_S * (machine.steps == machine.stalls_after)
             machine.steps += 1
         return forward(self, *args, **named)
 
@@ -124,58 +125,44 @@ def test_samples_of_a_very_short_time_are_not_kept(measured: Measure, paced: Pac
     assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(1.05 * STEP_S)
 
 
-SIZES_TO_MEASURE = (1, 2, 4)
-OF_FIRST_SIZE = {("decode", 1), *(("prefill", size) for size in SIZES_TO_MEASURE)}
 CORES = 3
 """Steps in which the attention cores of a prefill and of a decode step are captured; they are not timed."""
 
 
-def measured_or_why(measured: Measure) -> tuple[list[OverheadSamples], set[str]]:
-    """Measure three batch sizes in 4 s. Returns (the samples, why they are missing)."""
-    errors = list[str]()
-    found = measured(sizes=SIZES_TO_MEASURE, guard=lambda: tolerate_errors(lambda error: errors.append(str(error))))
-    return found, set(errors)
-
-
-@pytest.mark.parametrize("overhead_model_s", [STEP_S, 0.3, 0.41, 1.0, 60.0])
-def test_all_sizes_together_take_at_most_twice_their_time_or_are_missing_with_the_reason(
-    measured: Measure, paced: Paced, overhead_model_s: float
-) -> None:
-    """A step cannot be cut, but none is timed after the one that passes twice the time."""
-    paced.overhead_model_s = overhead_model_s
-    found, why = measured_or_why(measured)
-    first_call_s = overhead_model_s
-    assert paced.passed_s - first_call_s <= 8.0 + (1 + CORES) * overhead_model_s
-    if overhead_model_s < 1:
-        assert {(item.phase, item.batch_size) for item in found} >= OF_FIRST_SIZE
-        assert all(item.among_s and item.bare_s and item.alone_s and item.cores for item in found)
-    else:
-        assert (found, why) == ([], {"its steps did not end within 8.00 s"})
-
-
 @pytest.mark.parametrize(
-    ("before", "is_kept"),
-    [(18, False), (22, False), (27, False), (32, True), (42, True)],
-    ids=["by itself", "first prefills", "first steps", "second size", "further prefills"],
-)
-def test_a_stall_leaves_the_first_size_if_it_has_a_complete_turn(
-    measured: Measure, paced: Paced, before: int, is_kept: bool
+    ("step_s", "stalls_after", "is_kept"),
+    [
+        (STEP_S, None, True), (0.3, None, True), (0.41, None, True), (1.0, None, False), (60.0, None, False),
+        (STEP_S, 18, False), (STEP_S, 22, False), (STEP_S, 27, False), (STEP_S, 32, True), (STEP_S, 42, True),
+    ],
+)  # fmt: skip
+def test_all_sizes_together_take_at_most_twice_their_time_or_are_missing_with_the_reason(
+    measured: Measure, paced: Paced, step_s: float, stalls_after: int | None, is_kept: bool
 ) -> None:
-    """It comes after so many steps: the first call, 20 steps of the overhead model by itself, and five a turn."""
-    paced.stalls_after, paced.stall_s = before, 60.0
-    found, why = measured_or_why(measured)
-    assert {(item.phase, item.batch_size) for item in found} == (OF_FIRST_SIZE if is_kept else set())
-    assert why == (set() if is_kept else {"its steps did not end within 8.00 s"})
-    assert paced.steps <= before + 1 + CORES
+    """A step cannot be cut, but none is timed after the one that passes twice the time. Complete turns are kept.
+
+    One step of the overhead model by itself stalls, of the first turn of prefills, of the first turn of decode steps,
+    of the second size, and of the second turn of prefills.
+    """
+    paced.overhead_model_s, paced.stalls_after, errors = step_s, stalls_after, list[str]()
+    found = measured(sizes=(1, 2, 4), guard=lambda: tolerate_errors(lambda error: errors.append(str(error))))
+    first_call_s, late_s = step_s, max(step_s, STALL_S if stalls_after else 0.0)
+    assert paced.passed_s <= 8.0 + first_call_s + late_s + CORES * step_s
+    if is_kept:
+        sizes = {(item.phase, item.batch_size) for item in found}
+        assert sizes >= {("prefill", 1), ("prefill", 2), ("prefill", 4), ("decode", 1)}
+        assert all(item.among_s and item.bare_s and item.alone_s and item.cores for item in found)
+        assert stalls_after is None or ("decode", 4) not in sizes
+    else:
+        assert (found, set(errors)) == ([], {"its steps did not end within 8.00 s"})
 
 
 def test_a_stall_leaves_the_complete_loops_of_an_overhead_model_that_steps_only_by_itself(
     measured: Measure, paced: Paced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoadedModel, "offloaded", True)
-    paced.stalls_after, paced.stall_s = 30, 60.0
-    found, _ = measured_or_why(measured)
-    assert {item.phase: item.alone_s for item in found} == {
+    paced.stalls_after = 30
+    assert {item.phase: item.alone_s for item in measured()} == {
         "prefill": pytest.approx([STEP_S]),
         "decode": pytest.approx([STEP_S] * 11),
     }
