@@ -279,14 +279,14 @@ def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[P
     all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _PROMPT)) for batch in decode_sizes)]
     deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
     needed, further = all_steps[:2], all_steps[2:]
-    with bench.in_time(), _kept_if(lambda: all(each.is_complete for each in needed)):
+    with bench.in_time(), _kept_if(lambda: all(each.calls for each in needed)):
         for among in itertools.cycle(all_steps):
-            is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in needed)
+            is_late = bench.machine.now_s() >= deadline_s and all(each.calls for each in needed)
             if is_late or len(among.steps) >= OVERHEAD_MODEL_STEPS:
                 break
             among.turn(deadline_s)
     prefills, *steps = (among.samples(alone_s) for among in needed)
-    steps += (among.samples(alone_s) for among in further if among.is_complete and bench.machine.now_s() <= bench.end_s)
+    steps += (among.samples(alone_s) for among in further if among.calls and bench.machine.now_s() <= bench.end_s)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
@@ -305,12 +305,8 @@ class _Among:
         )
         self._ids = torch.zeros(batch, _PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
-        self._calls: list[float] = []
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a turn has run to its end."""
-        return bool(self._calls)
+        self.calls: list[float] = []
+        """One of each turn that has run to its end."""
 
     def turn(self, deadline_s: float) -> None:
         """Run steps in a row, as in a decode loop: after other work, the first one finds Python colder still."""
@@ -332,7 +328,7 @@ class _Among:
                 start_s = machine.now_s()
                 bare()
                 calls_s += machine.now_s() - start_s
-        self._calls.append(calls_s)
+        self.calls.append(calls_s)
 
     def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> OverheadSamples:
         """Return the measured samples, with the overhead model's own calls in isolation: almost only overhead."""
@@ -351,7 +347,7 @@ class _Among:
             batch_size=batch,
             alone_s=alone_s[phase],
             among_s=tuple(self.steps),
-            bare_s=tuple(self._calls),
+            bare_s=tuple(self.calls),
             cores=tuple(Calls(op.count, seconds) for op, seconds in cores.items()),
             conversions=tuple(Calls(op.count, seconds) for op, seconds in converted.items()),
         )

@@ -14,7 +14,7 @@ import pytest
 import recorded
 import torch
 from cases import slow_except
-from greedy import greedy_tokens
+from greedy import greedy_tokens, random_prompt, tokens_of_generate
 from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
@@ -44,16 +44,6 @@ def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str, mon
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
     engine = ENGINES[name](short_model, recorded.machine(monkeypatch) if name == "graph" else HOST)
     assert torch.equal(greedy_tokens(engine, prompt, 16), tokens_of_generate(short_model, prompt, 16))
-
-
-def tokens_of_generate(model: Any, prompt: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
-    greedy = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    tokens: torch.Tensor = model.generate(prompt, max_new_tokens=new_tokens, **greedy, **options)
-    return tokens[:, prompt.shape[1] :]
-
-
-def random_prompt(batch: int, length: int, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, 128, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", ["eager", "generate"])

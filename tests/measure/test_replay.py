@@ -14,7 +14,8 @@ import pytest
 import recorded
 import torch
 from cases import slow_except
-from machines import HOST, FakeClock, small
+from greedy import random_prompt
+from machines import CPU, HOST, FakeClock, small
 from small_models import SIZES, small_model
 from subjects import of_caches, subject_of
 from torch import nn
@@ -150,7 +151,7 @@ def test_the_steps_that_an_answer_names_are_replayed_whole_before_any_other(
 
 
 def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
-    ids = torch.randint(0, 128, (batch, context), generator=torch.Generator().manual_seed(0))
+    ids = random_prompt(batch, context)
     with torch.inference_mode():
         cache = model(ids, use_cache=True).past_key_values
     return partial(model, ids[:, -1:], past_key_values=cache, use_cache=True)
@@ -243,9 +244,6 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(monkeypatch: pytest
     assert create_causal_mask(**arguments, past_key_values=cache) is not None
     with masks_of_uncaptured_steps():
         assert create_causal_mask(**arguments, past_key_values=cache) is None
-
-
-CPU = torch.device("cpu")
 
 
 def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignore[no-untyped-def]

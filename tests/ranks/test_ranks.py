@@ -14,11 +14,11 @@ import psutil
 import pytest
 import torch
 from greedy import greedy_tokens
+from machines import HOST
 from session import EXCHANGE_S, IDS, matmuls_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.counting.count import count
-from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.repetitions import Repetition
@@ -65,8 +65,7 @@ def check_found(found: Path, folder: Path, ranks: int) -> None:
     """
     state = json.loads(found.read_text())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    engine = EagerEngine(model, machine_for(torch.device("cpu")))
-    expected = greedy_tokens(engine, IDS, NEW_TOKENS).tolist()
+    expected = greedy_tokens(EagerEngine(model, HOST), IDS, NEW_TOKENS).tolist()
     assert state["tokens"] == [expected] * ranks
     share = count(str(folder), dtype="float32", prompt=8, tp=ranks).tp
     assert share is not None
