@@ -123,8 +123,7 @@ def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *sett
 
 def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
     """Whether four steps of the overhead model still take as long, within 10 % or the samples' interval."""
-    with bench.in_time():
-        now_s = undisturbed(overhead_model_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
+    now_s = undisturbed(bench.by_itself(0.0)["decode"]).quartile_s
     decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
@@ -168,6 +167,11 @@ class _Bench:
         names = ("prefill", "decode")
         return patched(self.engine, **{name: partial(step, getattr(self.engine, name)) for name in names})
 
+    def by_itself(self, budget_s: float) -> dict[Phase, tuple[float, ...]]:
+        """Return the seconds of `overhead_model_by_itself` in time."""
+        with self.in_time():
+            return overhead_model_by_itself(self.engine, self.machine, budget_s)
+
     def step(self, phase: Phase, batch: int = 1) -> Callable[[], object]:
         """Return a prefill of the overhead model, or a decode step after one."""
         ids = torch.zeros(batch, _PROMPT, dtype=torch.long, device=self.machine.device)
@@ -180,8 +184,7 @@ class _Bench:
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[OverheadSamples]:
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights(bench, batch_sizes, phases)
-    with bench.in_time():
-        alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
+    alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
     can_wait = [phase for phase in phases if phase == "prefill" or not bench.engine.replays_as_graph]
     with torch.inference_mode():
         waits = {phase: phase in can_wait and bench.machine.waits(bench.step(phase)) for phase in phases}
@@ -202,15 +205,15 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     modules = (module for module in bench.loaded.module.modules() if is_linear(module))
     packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
     if not packed:
-        alone_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s)
+        alone_s = bench.by_itself(bench.budget_s)
         return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
-            alone_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
+            alone_s = bench.by_itself(bench.budget_s / 2)
         with dense_copies(True):
-            copying_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
+            copying_s = bench.by_itself(bench.budget_s / 2)
     except ImportError:  # without bitsandbytes' table, there is one path
-        alone_s = copying_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s)
+        alone_s = copying_s = bench.by_itself(bench.budget_s)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):
         more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
@@ -270,8 +273,7 @@ def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[P
     turn each. After the time is over, no further batch size begins: on a busy machine, a turn may take half a minute.
     After twice the time, no step is timed. The cores of the prefill and the first batch size still need three steps.
     """
-    with bench.in_time():
-        alone_s = overhead_model_by_itself(bench.engine, bench.machine, _ALONE_SHARE * bench.budget_s)
+    alone_s = bench.by_itself(_ALONE_SHARE * bench.budget_s)
     real = dict(bench.loaded.module.named_modules())
     pairs = [(narrow, real[name]) for name, narrow in bench.overhead_model.module.named_modules() if is_linear(narrow)]
     prefill = _Among(bench, pairs, Step(1, _PROMPT, 0))
