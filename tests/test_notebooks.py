@@ -65,21 +65,15 @@ def shown(notebook: nbformat.NotebookNode, path: Path) -> str:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_is_kept_is_what_was_computed(path: Path) -> None:
-    """Committed outputs contain their figures, and neither errors nor paths of this machine."""
+    """Committed outputs contain their figures, pictures of today's code, and neither errors nor paths of a machine."""
     notebook = nbformat.read(path, 4)
     assert not re.search(r"/(root|home|work|tmp)/", shown(notebook, path))
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 1_500_000
     assert f"](../notebooks/{path.name})" in INDEX.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_pictures_are_of_the_code_that_draws_them_now_and_all_names_are_public(path: Path) -> None:
-    """Where this fails, `python -m tests.lessons NUMBER` runs the notebook again; look at its pictures."""
-    notebook = nbformat.read(path, 4)
     for digest, picture in pictures(notebook):
-        assert picture.metadata.get("drawn_by") == digest
+        assert picture.metadata.get("drawn_by") == digest, f"run `python -m tests.lessons {path.stem[:2]}`, and look"
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     imported = set(re.findall(r"^\s*(?:from|import) (profiler[\w.]*)", code, re.MULTILINE))
     assert imported <= PUBLIC

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 from torch import nn
@@ -80,6 +79,12 @@ def replay_kernels(
     def has_time(key: CellKey, steps: float) -> bool:
         return key not in steps_s or machine.now_s() + steps * steps_s[key] <= end_s
 
+    def until_failure(keys: Sequence[CellKey], replays: Iterator[Replay]) -> Replays:
+        done: list[Replay] = []
+        with guard():
+            done.extend(replays)
+        return Replays(tuple(keys), tuple(done))
+
     # Of a step, only linears and calls together explain the time, so the steps that an answer names have both before
     # the other corners have any, and these before other cells.
     ends = {key for cell in corners(cells) for key in cell.keys}
@@ -91,21 +96,10 @@ def replay_kernels(
         part = [users for index, users in shapes.items() if ranks[index] == rank]
         keys = sorted((key for users in part for key in users), key=lambda key: key not in named)
         for users in (users for users in part if has_time(users[0], _LINEAR_STEPS[machine.captures])):
-            of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, linears_s)
-            yield Replays(tuple(users), _until_failure(of_linears, guard))
+            yield until_failure(users, _replay_linears(subject, linears, users[0], ceilings, linears_s))
         for key in (key for key in keys if has_time(key, _CALL_STEPS[machine.captures])):
             share_s = calls_s / sum(map(len, shapes.values()))
-            of_calls = partial(replay_single_calls, subject, key, ceilings, share_s)
-            yield Replays((key,), _until_failure(of_calls, guard))
-
-
-def _until_failure(
-    measure: Callable[[], Iterator[Replay]], guard: Callable[[], AbstractContextManager[None]]
-) -> tuple[Replay, ...]:
-    replays: list[Replay] = []
-    with guard():
-        replays.extend(measure())
-    return tuple(replays)
+            yield until_failure([key], replay_single_calls(subject, key, ceilings, share_s))
 
 
 def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:

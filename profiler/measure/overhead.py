@@ -75,8 +75,9 @@ def measure_overhead(
 ) -> list[OverheadSamples]:
     """Return the overhead of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
-    Batch sizes that are not begun within the time of all are left out, except the first; so is an engine at twice its
-    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps still take as long.
+    Batch sizes that are not begun within the time of all are left out, except the first. At twice its time, an engine
+    keeps what is complete; it is left out if the prefill or the first decode step has no complete sample. Samples are
+    kept. Unless `fresh`, those of the last day are used, if four steps still take as long.
 
     It is measured on the overhead model. Decode steps of a compiling engine are left out: the overhead model's compiled
     code would differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is
@@ -98,16 +99,15 @@ def measure_overhead(
             phases = ENGINES[name].eager_phases
             engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
             with guard():  # such as a capture, which other engines do not need
-                bench = _Bench(
-                    loaded, overhead_model, engine_class(overhead_model.module, machine), machine, budget_s / len(names)
-                )
+                engine = engine_class(overhead_model.module, machine)
+                bench = _Bench(loaded, overhead_model, engine, machine, budget_s / len(names), machine.now_s())
                 path = kept_in("overhead", loaded, config, machine, name, *batch_sizes)
                 found = None if fresh else read_recent(path, _KEPT.validate_json)
-                with _in_time(bench):
-                    if found is None or not _still_hold(found, bench):
-                        found = [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
-                        if bench.budget_s >= _LEAST_S and len(found) == len(phases) * len(batch_sizes):
-                            write_cache(path, _KEPT.dump_json(found))
+                if found is None or not _still_hold(found, bench):
+                    found = [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
+                    is_whole = len(found) == len(phases) * len(batch_sizes) and machine.now_s() <= bench.end_s
+                    if bench.budget_s >= _LEAST_S and is_whole:
+                        write_cache(path, _KEPT.dump_json(found))
                 samples += found
     return samples
 
@@ -123,22 +123,19 @@ def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *sett
 
 def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
     """Whether four steps of the overhead model still take as long, within 10 % or the samples' interval."""
-    now_s = undisturbed(overhead_model_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
+    now_s = undisturbed(bench.by_itself(0.0)["decode"]).quartile_s
     decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
 
-def _in_time(bench: _Bench) -> AbstractContextManager[None]:
-    """Context manager in which a step of the overhead model that begins after twice the time raises OutOfTimeError."""
-    most_s = max(2 * bench.budget_s, _LEAST_S)
-    end_s = bench.machine.now_s() + most_s
-
-    def step(run: Callable[..., object], *arguments: Any) -> object:
-        if bench.machine.now_s() > end_s:
-            raise OutOfTimeError(f"its steps did not end within {duration(most_s)}")
-        return run(*arguments)
-
-    return patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")})
+@contextlib.contextmanager
+def _kept_if(is_complete: Callable[[], bool]) -> Iterator[None]:
+    """Context manager that a step after twice the time ends; it raises OutOfTimeError unless the samples suffice."""
+    try:
+        yield
+    except OutOfTimeError:
+        if not is_complete():
+            raise
 
 
 @dataclass(frozen=True)
@@ -151,6 +148,29 @@ class _Bench:
     machine: Machine
     budget_s: float
     """Seconds for the steps of this engine."""
+    since_s: float
+
+    @property
+    def end_s(self) -> float:
+        """When twice the time is over, after which no timed step begins."""
+        return self.since_s + max(2 * self.budget_s, _LEAST_S)
+
+    def in_time(self) -> AbstractContextManager[None]:
+        """Context manager in which a step that begins after `end_s` raises OutOfTimeError."""
+        end_s = self.end_s
+
+        def step(run: Callable[..., object], *arguments: Any) -> object:
+            if self.machine.now_s() > end_s:
+                raise OutOfTimeError(f"its steps did not end within {duration(end_s - self.since_s)}")
+            return run(*arguments)
+
+        names = ("prefill", "decode")
+        return patched(self.engine, **{name: partial(step, getattr(self.engine, name)) for name in names})
+
+    def by_itself(self, budget_s: float) -> dict[Phase, tuple[float, ...]]:
+        """Return the seconds of `overhead_model_by_itself` in time."""
+        with self.in_time():
+            return overhead_model_by_itself(self.engine, self.machine, budget_s)
 
     def step(self, phase: Phase, batch: int = 1) -> Callable[[], object]:
         """Return a prefill of the overhead model, or a decode step after one."""
@@ -185,15 +205,15 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     modules = (module for module in bench.loaded.module.modules() if is_linear(module))
     packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
     if not packed:
-        alone_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s)
+        alone_s = bench.by_itself(bench.budget_s)
         return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
-            alone_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
+            alone_s = bench.by_itself(bench.budget_s / 2)
         with dense_copies(True):
-            copying_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
+            copying_s = bench.by_itself(bench.budget_s / 2)
     except ImportError:  # without bitsandbytes' table, there is one path
-        alone_s = copying_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s)
+        alone_s = copying_s = bench.by_itself(bench.budget_s)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):
         more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
@@ -216,14 +236,15 @@ def overhead_model_by_itself(
     """Return the seconds of the overhead model's prefills and steps: of a loop, or in `budget_s` until they agree.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
-    on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
+    on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that. Raises OutOfTimeError if a step does so
+    before a timed loop has ended; later, the complete loops are returned.
     """
     deadline_s = machine.now_s() + budget_s
     clock = machine.clock
     ids = torch.zeros(1, _PROMPT, dtype=torch.long, device=machine.device)
     prefills: list[float] = []
     decodes: list[float] = []
-    with torch.inference_mode(), no_gc():
+    with torch.inference_mode(), no_gc(), _kept_if(lambda: bool(prefills)):
         engine.prepare(1, _SLOTS)
         for loop in range(_LOOPS):
             is_enough = machine.now_s() > deadline_s or (len(prefills) > 1 and is_known(decodes, 0.01))
@@ -250,20 +271,24 @@ def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[P
 
     They take turns, so that a disturbance affects all of them. The prefill and the first batch size have at least one
     turn each. After the time is over, no further batch size begins: on a busy machine, a turn may take half a minute.
+    After twice the time, no step is timed. The cores of the prefill and the first batch size still need three steps.
     """
-    alone_s = overhead_model_by_itself(bench.engine, bench.machine, _ALONE_SHARE * bench.budget_s)
+    alone_s = bench.by_itself(_ALONE_SHARE * bench.budget_s)
     real = dict(bench.loaded.module.named_modules())
     pairs = [(narrow, real[name]) for name, narrow in bench.overhead_model.module.named_modules() if is_linear(narrow)]
     prefill = _Among(bench, pairs, Step(1, _PROMPT, 0))
     decode_sizes = batch_sizes if "decode" in phases else ()
     all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _PROMPT)) for batch in decode_sizes)]
     deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
-    for among in itertools.cycle(all_steps):
-        is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
-        if is_late or len(among.steps) >= OVERHEAD_MODEL_STEPS:
-            break
-        among.turn(deadline_s)
-    prefills, *steps = (among.samples(alone_s) for among in all_steps if among.steps)
+    needed, further = all_steps[:2], all_steps[2:]
+    with bench.in_time(), _kept_if(lambda: all(each.calls for each in needed)):
+        for among in itertools.cycle(all_steps):
+            is_late = bench.machine.now_s() >= deadline_s and all(each.calls for each in needed)
+            if is_late or len(among.steps) >= OVERHEAD_MODEL_STEPS:
+                break
+            among.turn(deadline_s)
+    prefills, *steps = (among.samples(alone_s) for among in needed)
+    steps += (among.samples(alone_s) for among in further if among.calls and bench.machine.now_s() <= bench.end_s)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
@@ -282,7 +307,8 @@ class _Among:
         )
         self._ids = torch.zeros(batch, _PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
-        self._calls: list[float] = []
+        self.calls: list[float] = []
+        """One of each turn that has run to its end."""
 
     def turn(self, deadline_s: float) -> None:
         """Run steps in a row, as in a decode loop: after other work, the first one finds Python colder still."""
@@ -304,7 +330,7 @@ class _Among:
                 start_s = machine.now_s()
                 bare()
                 calls_s += machine.now_s() - start_s
-        self._calls.append(calls_s)
+        self.calls.append(calls_s)
 
     def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> OverheadSamples:
         """Return the measured samples, with the overhead model's own calls in isolation: almost only overhead."""
@@ -323,7 +349,7 @@ class _Among:
             batch_size=batch,
             alone_s=alone_s[phase],
             among_s=tuple(self.steps),
-            bare_s=tuple(self._calls),
+            bare_s=tuple(self.calls),
             cores=tuple(Calls(op.count, seconds) for op, seconds in cores.items()),
             conversions=tuple(Calls(op.count, seconds) for op, seconds in converted.items()),
         )

@@ -18,7 +18,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.engines.base import Engine
-from profiler.errors import NoFreeMemoryError, RoofscopeError, describe_error, tolerate_errors
+from profiler.errors import NoFreeMemoryError, OutOfTimeError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.facts.telemetry import HardwareCounters
 from profiler.grid.cells import Cell
@@ -121,10 +121,6 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, b
         new_shape_s = max(0.0, loops[0][1] - (prefill_s or 0.0) - decode_s)
         return WarmUp(cell, prefill_s, decode_s, max([1.0, *new]), new_shape_s)
     return None
-
-
-class OutOfTimeError(Exception):
-    """The deadline of a repetition has passed."""
 
 
 def repetition(
@@ -237,7 +233,7 @@ def run_loop(
         state = engine.decode(state)
         marks.mark()
         if machine.now_s() > limits.deadline_s:
-            raise OutOfTimeError
+            raise OutOfTimeError(cell.name)
         if machine.now_s() > limits.hurry_s and step + 1 >= _LEAST_STEPS:
             break
     return marks.repetition(cell, reads_counters=counted and decode_steps > 0)

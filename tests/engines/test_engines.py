@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 import recorded
 import torch
-from greedy import greedy_tokens
+from cases import slow_except
+from greedy import greedy_tokens, random_prompt, tokens_of_generate
 from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
+from profiler.engines.base import Engine
 from profiler.engines.names import CACHES, ENGINE_NAMES
 from profiler.engines.registry import ENGINES, OWNING, check_engine, engines_of_caches
 from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
@@ -33,26 +35,15 @@ from profiler.loading.source import resolve
 
 pytestmark = pytest.mark.cpu
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
-
-@pytest.mark.parametrize(
-    "name", ["eager", "static", "generate", pytest.param("compile", marks=[needs_compiler, pytest.mark.slow])]
-)
-def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> None:
+@pytest.mark.parametrize("name", slow_except(("eager", "static", "generate"), filter(ENGINES.get, ENGINE_NAMES)))
+def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph engine's code is replayed with the rules of a CUDA graph."""
+    if name == "compile" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on a CPU")
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
-    tokens = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
-    assert torch.equal(tokens, tokens_of_generate(short_model, prompt, 16))
-
-
-def tokens_of_generate(model: Any, prompt: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
-    greedy = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    tokens: torch.Tensor = model.generate(prompt, max_new_tokens=new_tokens, **greedy, **options)
-    return tokens[:, prompt.shape[1] :]
-
-
-def random_prompt(batch: int, length: int, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, 128, (batch, length), generator=torch.Generator().manual_seed(seed))
+    engine = ENGINES[name](short_model, recorded.machine(monkeypatch) if name == "graph" else HOST)
+    assert torch.equal(greedy_tokens(engine, prompt, 16), tokens_of_generate(short_model, prompt, 16))
 
 
 @pytest.mark.parametrize("name", ["eager", "generate"])
@@ -79,15 +70,6 @@ def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int
     with pytest.raises(RuntimeError, match="launch failure"):
         ENGINES["generate"](model, HOST).call(torch.ones(1, 5, dtype=torch.long), 4, mark)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.slow
-def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph engine's code, replayed with the rules of a CUDA graph; the second prompt uses the same graph."""
-    engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))
-    for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
-        prompt = torch.tensor([words])
-        assert torch.equal(greedy_tokens(engine, prompt, 16), tokens_of_generate(short_model, prompt, 16))
 
 
 @pytest.mark.parametrize(("free_bytes", "captures"), [(1 << 40, 2), (1 << 16, 3)])
@@ -155,24 +137,23 @@ def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.Monk
 def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
     """20 tokens and 8 more cross a window of 16 in the prefill; 10 and 12 more cross it while decoding."""
     model = small_model(kind)
+    engine = ENGINES[name](model, HOST)
     for prompt_len, new_tokens in ((20, 8), (10, 12)):
         prompt = random_prompt(2, prompt_len)
-        tokens = greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens)
+        tokens = greedy_tokens(engine, prompt, new_tokens)
         assert torch.equal(tokens, tokens_of_generate(model, prompt, new_tokens))
+    check_filled(engine, lambda layer: layer.keys)
 
 
-@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
-@pytest.mark.parametrize("name", ["eager", "static"])
-def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
-    model = small_model(kind)
-    engine = ENGINES[name](model, HOST)
+def check_filled(engine: Engine, keys_of: Callable[[Any], torch.Tensor]) -> None:
+    """Check that a cache that is filled with 30 tokens is as large as one of a prefill, then and three steps later."""
     with torch.inference_mode():
         filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
-        for _ in range(3):
+        for tokens in (30, 31, 32, 33):
+            shapes = [[keys_of(layer).shape for layer in state.cache.layers] for state in (filled, prefilled)]
+            assert shapes[0] == shapes[1]
+            assert [int(state.cache.get_seq_length()) for state in (filled, prefilled)] == [tokens, tokens]
             filled, prefilled = engine.decode(filled), engine.decode(prefilled)
-    shapes = [[tuple(layer.keys.shape) for layer in state.cache.layers] for state in (filled, prefilled)]
-    assert shapes[0] == shapes[1]
-    assert [int(state.cache.get_seq_length()) for state in (filled, prefilled)] == [33, 33]
 
 
 class Breaking(torch.nn.Module):
@@ -223,40 +204,29 @@ NEW = 6
 GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=128)
 
 
-def padded_engine(model: Any) -> PaddedEngine:
-    """The engine of a batch of these prompts."""
-    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
-    engine = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
-    engine.announce(cell, 0)
-    return engine
-
-
 @pytest.mark.parametrize(
     "model",
     [small_model("Llama"), small_model("Mistral", sliding_window=8), GPT2LMHeadModel(GPT2).eval()],
     ids=lambda model: model.config.model_type,
 )
-def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(model: Any) -> None:
+def test_a_padded_batch_has_the_tokens_of_each_prompt_and_masks_a_filled_cache(model: Any) -> None:
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    padded = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
+    padded.announce(cell, 0)
     prompts = [torch.randint(1, 64, (1, length)) for length in LENS]
     ids = torch.full((len(LENS), max(LENS)), 63)
     for row, prompt in enumerate(prompts):
         ids[row, max(LENS) - LENS[row] :] = prompt
-    padded = padded_engine(model)
     with torch.inference_mode():
         tokens = padded.call(ids, NEW, lambda: None)
         singles = [EagerEngine(model, HOST).call(prompt, NEW, lambda: None) for prompt in prompts]
         # Without the mask the short prompts give other tokens, so the mask is effective.
         unmasked = EagerEngine(model, HOST).call(ids, NEW, lambda: None)
+        filled = padded.fill(len(LENS), 15, 20)
+        assert padded.decode(filled).mask_BS.shape == (3, 16)
     assert torch.equal(tokens, torch.cat(singles))
     assert not torch.equal(unmasked, tokens)
-
-
-def test_a_filled_cache_masks_the_padding() -> None:
-    engine = padded_engine(small_model("Llama"))
-    with torch.inference_mode():
-        state = engine.fill(len(LENS), 15, 20)
-        assert state.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
-        assert engine.decode(state).mask_BS.shape == (3, 16)
+    assert filled.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
 
 
 @pytest.fixture(scope="module")
@@ -264,33 +234,16 @@ def model() -> Any:
     return small_model("Llama", hidden_size=256, intermediate_size=256)
 
 
-@pytest.fixture(params=CACHE_FORMATS)
-def backend(request: pytest.FixtureRequest, model: Any) -> str:
+@pytest.mark.parametrize("backend", CACHE_FORMATS)
+def test_a_quantised_cache_has_the_tokens_of_generate_on_the_same_one(model: Any, backend: str) -> None:
+    engine, prompt = ENGINES[CACHES[backend]](model, HOST), random_prompt(2, 20)
     try:
-        engines_of_caches(["eager"], [request.param], model.config)
-        ENGINES[CACHES[request.param]](model, HOST).prefill(torch.ones(1, 1, dtype=torch.long), 2)
+        tokens = greedy_tokens(engine, prompt, 8)
     except RequestError as error:
         pytest.skip(str(error))
-    return str(request.param)
-
-
-def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend: str) -> None:
-    prompt, cache = random_prompt(2, 20), QuantizedCache(backend, model.config)
-    tokens = greedy_tokens(ENGINES[CACHES[backend]](model, HOST), prompt, 8)
+    cache = QuantizedCache(backend, model.config)
     assert torch.equal(tokens, tokens_of_generate(model, prompt, 8, past_key_values=cache))
-
-
-def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
-    engine = ENGINES[CACHES[backend]](model, HOST)
-    with torch.inference_mode():
-        filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
-        shapes = [
-            [tuple(layer._dequantize(layer._quantized_keys).shape) for layer in state.cache.layers]
-            for state in (filled, prefilled)
-        ]
-        filled = engine.decode(filled)
-    assert shapes[0] == shapes[1] == [(2, 2, 30, 64)] * 2
-    assert int(filled.cache.get_seq_length()) == 31
+    check_filled(engine, lambda layer: layer._dequantize(layer._quantized_keys))
 
 
 def test_a_cache_is_an_engine(model: Any) -> None:

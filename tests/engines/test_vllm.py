@@ -6,13 +6,14 @@ import csv
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from greedy import random_prompt, tokens_of_generate
 from machines import HOST
 from small_models import small_model
 from subjects import subject_of
+from transformers import CpmAntConfig, LlamaForCausalLM
 
 import profiler
 from profiler.counting.memory_need import cache_bytes
@@ -59,32 +60,21 @@ def engine(folder: Path) -> VllmEngine:
     return VllmEngine(loaded, HOST, Grid((500,), (16,), 100), 40 * block_bytes)
 
 
-def prompts(batch: int, length: int) -> torch.Tensor:
-    return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(1))
-
-
-def tokens_of_generate(folder: Path, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    greedy: Any = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    return model.generate(ids, max_new_tokens=new_tokens, **greedy)[:, ids.shape[1] :]
-
-
 @pytest.mark.parametrize(("batch", "length", "new_tokens"), [(3, 40, 24), (9, 500, 4)])
 def test_its_greedy_tokens_are_those_of_transformers(
     batch: int, length: int, new_tokens: int, engine: VllmEngine, folder: Path
 ) -> None:
     """Also with 4500 prompt tokens, more than vLLM's 4096 per iteration: they are processed in chunks."""
-    ids, marks = prompts(batch, length), list[int]()
+    ids, marks = random_prompt(batch, length), list[int]()
     tokens = engine.call(ids, new_tokens, lambda: marks.append(0))
     assert len(marks) == 2
-    assert tokens.tolist() == tokens_of_generate(folder, ids, new_tokens).tolist()
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert tokens.tolist() == tokens_of_generate(model, ids, new_tokens).tolist()
 
 
 def test_a_prefill_and_its_steps_add_up_to_one_call(engine: VllmEngine) -> None:
     """8 x 500 tokens and 11 steps, next to one uncached call. Others may disturb some comparisons, not twenty."""
-    ids, ratios = prompts(8, 500), list[float]()
+    ids, ratios = random_prompt(8, 500), list[float]()
     for _ in range(20):
         marks: list[float] = []
         engine.call(ids, 12, lambda marks=marks: marks.append(HOST.now_s()))  # type: ignore[misc]
@@ -98,7 +88,7 @@ def test_a_prefill_and_its_steps_add_up_to_one_call(engine: VllmEngine) -> None:
 def test_a_full_cache_gives_no_number_and_does_not_affect_the_next_cell(engine: VllmEngine) -> None:
     """Ten prompts of 500 tokens need 40 blocks, and 39 are usable: not all of them can be stepped together."""
     with pytest.raises(NoFreeMemoryError, match="iterations for 79 steps of 10 sequences"):
-        engine.times(prompts(10, 500), 80)
+        engine.times(random_prompt(10, 500), 80)
     gap = repetition(engine, Cell(10, 500, 80, engine="vllm"), 0, RepetitionContext(HOST, Prompts(VOCAB)))
     assert isinstance(gap, Gap)
     assert gap.status == "oom"
@@ -147,8 +137,6 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_vllm_does_not_know_is_refused_in_one_line(tmp_path: Path) -> None:
-    from transformers import CpmAntConfig
-
     names = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "architectures": ["CpmAntForCausalLM"]}
     CpmAntConfig(**names).save_pretrained(tmp_path)
     with pytest.raises(RequestError, match="--engine vllm: vLLM cannot run this model here: ") as caught:

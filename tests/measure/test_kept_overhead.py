@@ -17,21 +17,24 @@ from transformers import LlamaForCausalLM
 from profiler.device.machine import Machine
 from profiler.errors import tolerate_errors
 from profiler.facts.overhead import OverheadSamples
+from profiler.loading.request import LoadedModel
 from profiler.measure.overhead import measure_overhead
 
 HIDDEN = SIZES["hidden_size"]
+STALL_S = 60.0
 STEP_S = 40e-3
 """A step of the overhead model, on a machine at its usual speed."""
 
 
 class Paced(Machine, FakeClock):
-    """A CPU of one clock, on which a step of the overhead model takes `overhead_model_s`, and the model's weights
-    `weights_s` more."""
+    """A CPU of one clock, on which a step of the overhead model takes `overhead_model_s`. The step after
+    `stalls_after` of them takes `STALL_S` more."""
 
     def __init__(self, overhead_model_s: float) -> None:
         Machine.__init__(self, HOST.device, clock=self)
         FakeClock.__init__(self)
         self.overhead_model_s, self.passed_s, self.steps = overhead_model_s, 0.0, 0
+        self.stalls_after: int | None = None
 
     def now_s(self) -> float:
         return self.passed_s
@@ -48,7 +51,7 @@ def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         if self.config.hidden_size < HIDDEN:
-            machine.passed_s += machine.overhead_model_s
+            machine.passed_s += machine.overhead_model_s + STALL_S * (machine.steps == machine.stalls_after)
             machine.steps += 1
         return forward(self, *args, **named)
 
@@ -122,17 +125,44 @@ def test_samples_of_a_very_short_time_are_not_kept(measured: Measure, paced: Pac
     assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(1.05 * STEP_S)
 
 
-@pytest.mark.parametrize("overhead_model_s", [STEP_S, 0.3, 1.0, 60.0])
+CORES = 3
+"""Steps in which the attention cores of a prefill and of a decode step are captured; they are not timed."""
+
+
+@pytest.mark.parametrize(
+    ("step_s", "stalls_after", "is_kept"),
+    [
+        (STEP_S, None, True), (0.3, None, True), (0.41, None, True), (1.0, None, False), (60.0, None, False),
+        (STEP_S, 18, False), (STEP_S, 22, False), (STEP_S, 27, False), (STEP_S, 32, True), (STEP_S, 42, True),
+    ],
+)  # fmt: skip
 def test_all_sizes_together_take_at_most_twice_their_time_or_are_missing_with_the_reason(
-    measured: Measure, paced: Paced, overhead_model_s: float
+    measured: Measure, paced: Paced, step_s: float, stalls_after: int | None, is_kept: bool
 ) -> None:
-    """A step cannot be cut, but nothing follows the one that passes twice the time."""
-    paced.overhead_model_s, errors = overhead_model_s, list[str]()
+    """A step cannot be cut, but none is timed after the one that passes twice the time. Complete turns are kept.
+
+    One step of the overhead model by itself stalls, of the first turn of prefills, of the first turn of decode steps,
+    of the second size, and of the second turn of prefills.
+    """
+    paced.overhead_model_s, paced.stalls_after, errors = step_s, stalls_after, list[str]()
     found = measured(sizes=(1, 2, 4), guard=lambda: tolerate_errors(lambda error: errors.append(str(error))))
-    if overhead_model_s < 1:
-        assert paced.passed_s < 8.0
-        assert {(item.phase, item.batch_size) for item in found} >= {("prefill", 1), ("decode", 1)}
-        assert all(item.among_s and item.bare_s and item.alone_s for item in found)
+    first_call_s, late_s = step_s, max(step_s, STALL_S if stalls_after else 0.0)
+    assert paced.passed_s <= 8.0 + first_call_s + late_s + CORES * step_s
+    if is_kept:
+        sizes = {(item.phase, item.batch_size) for item in found}
+        assert sizes >= {("prefill", 1), ("prefill", 2), ("prefill", 4), ("decode", 1)}
+        assert all(item.among_s and item.bare_s and item.alone_s and item.cores for item in found)
+        assert stalls_after is None or ("decode", 4) not in sizes
     else:
-        assert paced.passed_s <= 8.0 + 3 * overhead_model_s
         assert (found, set(errors)) == ([], {"its steps did not end within 8.00 s"})
+
+
+def test_a_stall_leaves_the_complete_loops_of_an_overhead_model_that_steps_only_by_itself(
+    measured: Measure, paced: Paced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadedModel, "offloaded", True)
+    paced.stalls_after = 30
+    assert {item.phase: item.alone_s for item in measured()} == {
+        "prefill": pytest.approx([STEP_S]),
+        "decode": pytest.approx([STEP_S] * 11),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ import pytest
 import recorded
 import torch
 from cases import slow_except
-from machines import HOST, FakeClock, small
+from greedy import random_prompt
+from machines import CPU, HOST, FakeClock, small
 from small_models import SIZES, small_model
 from subjects import of_caches, subject_of
 from torch import nn
@@ -25,9 +26,9 @@ from profiler.counting.walk import walk
 from profiler.engines.caches import rewind
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
+from profiler.facts.measurements import Replay, Replays
 from profiler.facts.overhead import overhead_of
 from profiler.facts.step import Step
-from profiler.grid.cells import CellKey
 from profiler.loading.config import config_from, load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import from_config
@@ -95,28 +96,39 @@ SLOW = 2 << 20
 """A size that is read as slowly as memory."""
 
 
-def test_each_decode_step_is_given_bytes_of_its_cache_between_its_matmuls(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two caches, batches of 1, 8 and 64 after prompts of 16 and 200 tokens; prefills read nothing in between.
-
-    A token has keys and values of 2 layers, 2 heads of 16 and 4 bytes. A step reads those of its middle context, and a
-    cache that grows by copies writes and reads them again. The bytes are rounded to a quarter of the 362 kB of weights,
-    and no more than twice a size that is past all caches.
-    """
-    grid: dict[str, Any] = {"prompt_lens": [16, 200], "batch_sizes": [1, 8, 64], "new_tokens": 8}
+@pytest.fixture
+def replays(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, Replays]]:
+    """The replays of 36 steps in their order, those of linears with the bytes that are read between two of them."""
+    grid: dict[str, Any] = {"prompt_lens": [16, 50, 200], "batch_sizes": [1, 8, 64], "new_tokens": 8}
     subject, _ = subject_of(str(tiny_folder), **grid, engine="eager,static")
-    given: list[int] = []
+    given: list[int | None] = []
 
     def replay_linears(linears: Any, *_: Any, between_bytes: int, **__: Any) -> dict[Any, tuple[float, ...]]:
         given.append(between_bytes)
         return dict.fromkeys(linears, (1e-3,))
 
+    def replay_calls(*_: Any) -> Iterator[Replay]:
+        given.append(None)
+        return iter(())
+
     monkeypatch.setattr("profiler.measure.kernels.replay_linears", replay_linears)
-    monkeypatch.setattr("profiler.measure.kernels.replay_single_calls", lambda *_: iter(()))
-    replays = [each for each in replay_kernels(subject, subject.grid.cells, of_caches(SLOW), 1.0) if each.operators]
-    found = {key: size for size, replay in zip(given, replays, strict=True) for key in replay.keys}
-    assert found.keys() == {key for cell in subject.grid.cells for key in cell.keys}
+    monkeypatch.setattr("profiler.measure.kernels.replay_single_calls", replay_calls)
+    found = list(replay_kernels(subject, subject.grid.cells, of_caches(SLOW), 1.0))
+    return list(zip(given, found, strict=True))
+
+
+def test_each_decode_step_is_given_bytes_of_its_cache_between_its_matmuls(
+    replays: list[tuple[int | None, Replays]],
+) -> None:
+    """Caches of batches of 1, 8 and 64 after prompts of 16, 50 and 200 tokens; prefills read nothing in between.
+
+    A token has keys and values of 2 layers, 2 heads of 16 and 4 bytes. A step reads those of its middle context, and a
+    cache that grows by copies writes and reads them again. The bytes are rounded to a quarter of the 362 kB of weights,
+    and no more than twice a size that is past all caches.
+    """
+    given = [(nbytes, replay.keys) for nbytes, replay in replays if nbytes is not None]
+    found = {key: nbytes for nbytes, keys in given for key in keys}
+    assert len(found) == 36
     for key, nbytes in found.items():
         context = key.cell.prompt_len + 4
         tokens = key.cell.batch_size * (2 * context + 1 if key.cell.engine == "eager" else context)
@@ -126,33 +138,20 @@ def test_each_decode_step_is_given_bytes_of_its_cache_between_its_matmuls(
 
 
 def test_the_steps_that_an_answer_names_are_replayed_whole_before_any_other(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    replays: list[tuple[int | None, Replays]],
 ) -> None:
-    """Of 18 steps the time may reach only two: the smallest decode step and the largest prefill."""
-    grid: dict[str, Any] = {"prompt_lens": [16, 50, 200], "batch_sizes": [1, 8, 64], "new_tokens": 8}
-    subject, _ = subject_of(str(tiny_folder), **grid)
-    order: list[tuple[str, CellKey]] = []
-
-    def replayed(what: str, at: int) -> Callable[..., Any]:
-        def replay(*args: Any) -> Any:
-            order.append((what, args[at]))
-            return iter(())
-
-        return replay
-
-    monkeypatch.setattr("profiler.measure.kernels._replay_linears", replayed("linears", 2))
-    monkeypatch.setattr("profiler.measure.kernels.replay_single_calls", replayed("calls", 1))
-    list(replay_kernels(subject, subject.grid.cells, of_caches(SLOW), 1.0))
-    named = {(what, key) for what, key in order if key.phase == "decode" and key.cell.batch_size == 1}
-    sizes = [(what, key.phase, key.cell.batch_size, key.cell.prompt_len) for what, key in order]
-    whole = {("linears", "prefill", 64, 200), ("calls", "prefill", 64, 200)}
-    assert whole <= set(sizes[: len(named) + 2])
-    assert ("linears", "decode", 1, 16) in sizes[:2]
-    assert ("calls", "decode", 1, 16) in sizes[2:4]
+    """The time may reach only two of the steps: the smallest decode step and the largest prefill."""
+    named = {("decode", 1, 16), ("prefill", 64, 200)}
+    of_linears, of_calls = (
+        {(key.phase, key.cell.batch_size, key.cell.prompt_len) for _, replay in part for key in replay.keys}
+        for part in (replays[:2], replays[2:4])
+    )
+    assert [nbytes is None for nbytes, _ in replays[:4]] == [False, False, True, True]
+    assert of_calls == named <= of_linears
 
 
 def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
-    ids = torch.randint(0, 128, (batch, context), generator=torch.Generator().manual_seed(0))
+    ids = random_prompt(batch, context)
     with torch.inference_mode():
         cache = model(ids, use_cache=True).past_key_values
     return partial(model, ids[:, -1:], past_key_values=cache, use_cache=True)
@@ -245,9 +244,6 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(monkeypatch: pytest
     assert create_causal_mask(**arguments, past_key_values=cache) is not None
     with masks_of_uncaptured_steps():
         assert create_causal_mask(**arguments, past_key_values=cache) is None
-
-
-CPU = torch.device("cpu")
 
 
 def decode_operators(name: str, config) -> tuple[list[str], int]:  # type: ignore[no-untyped-def]

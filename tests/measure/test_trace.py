@@ -106,9 +106,7 @@ def test_what_carries_the_residual_is_named(
     plain = modeling_llama.LlamaRMSNorm.forward
 
     def sleepy(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        if (
-            self.weight.shape[0] == 64 and hidden_states.shape[0] == 3
-        ):  # the model's own batch, not the overhead model's
+        if self.weight.shape[0] == 64 and hidden_states.shape[0] == 3:  # the model's batch, not the overhead model's
             time.sleep(20e-3)
         return plain(self, hidden_states)
 

@@ -22,7 +22,7 @@ from profiler.facts.measurements import NotTried, StepSamples, Trial
 from profiler.grid.ranges import make_grid
 from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible_changes
 from profiler.loading.load import load
-from profiler.loading.request import DTYPES
+from profiler.loading.request import DTYPES, ModelRequest
 from profiler.measure import trials
 from profiler.measure.line_execution import Switch, arguments_of
 from profiler.measure.short_model import pattern_of, shortened, stack_of
@@ -32,6 +32,8 @@ from profiler.measure.trials import circumstances_here, try_changes
 
 CPU = Circumstances(on_gpu=False, dtype="float32", threads=2)
 TWO_CELLS = make_grid([6], [1, 2], 8)
+Model = tuple[Subject, Any]
+"""A loaded model and its config."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,19 +59,28 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[ChangeId, float]:
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Any]:
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("mixture")
     small_model("Qwen3Moe").save_pretrained(folder)
     return subject_of(str(folder), new_tokens=8)
 
 
-def changes_of(subject: Subject, here: Circumstances = CPU) -> list[Change]:
-    return possible_changes(circumstances_here(subject, replace(here, experts=subject.experts)))
+@pytest.fixture
+def two_cells(mixture: Model) -> Model:
+    return replace(mixture[0], grid=TWO_CELLS), mixture[1]
 
 
-def tried(subject: Subject, config: Any, changes: list[Change], budget_s: float = 60.0, **more: Any) -> list[Any]:
-    seconds = {key: 1e-4 for cell in subject.grid.cells for key in cell.keys}
-    return list(try_changes(subject, config, more.pop("seconds", seconds), changes, budget_s, **more))
+def changes_of(model: Model, *ids: ChangeId) -> list[Change]:
+    """All changes that are possible here, or those of `ids`."""
+    subject, _ = model
+    found = possible_changes(circumstances_here(subject, replace(CPU, experts=subject.experts)))
+    return [change for change in found if change.id in (ids or ChangeId)]
+
+
+def tried(model: Model, changes: list[Change], step_s: float = 1e-4, **more: Any) -> list[Any]:
+    subject, config = model
+    seconds = {key: step_s for cell in subject.grid.cells for key in cell.keys}
+    return list(try_changes(subject, config, seconds, changes, 60.0, **more))
 
 
 STATES: dict[ChangeId, Callable[[Any], object]] = {
@@ -84,9 +95,7 @@ STATES: dict[ChangeId, Callable[[Any], object]] = {
 """What the statement of each change sets."""
 
 
-def test_a_statement_does_what_it_says_and_is_undone(
-    mixture: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_statement_does_what_it_says_and_is_undone(mixture: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if what is measured fails."""
     subject, _ = mixture
     monkeypatch.setattr(subject.loaded.config, "sliding_window", 4)
@@ -106,10 +115,10 @@ def test_a_statement_does_what_it_says_and_is_undone(
         assert state(model) == before, change.line
 
 
-def test_the_arguments_of_a_line_are_those_with_which_the_profiler_loads(mixture: tuple[Subject, Any]) -> None:
+def test_the_arguments_of_a_line_are_those_with_which_the_profiler_loads(mixture: Model) -> None:
     """A checkpoint is loaded by from_pretrained with the line's own arguments."""
     subject, config = mixture
-    for change in (change for change in changes_of(subject) if change.loads):
+    for change in (change for change in changes_of(mixture) if change.loads):
         arguments = arguments_of(change.loading)
         assert arguments["dtype"] is DTYPES[change.dtype]
         if change.id is ChangeId.FORMAT:
@@ -118,8 +127,7 @@ def test_the_arguments_of_a_line_are_those_with_which_the_profiler_loads(mixture
             assert arguments["quantization_config"].to_dict() == own.to_dict()
 
 
-def test_a_checkpoint_is_loaded_with_the_line(mixture: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    subject, config = mixture
+def test_a_checkpoint_is_loaded_with_the_line(mixture: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     plain = transformers.PreTrainedModel.from_pretrained.__func__
 
@@ -128,8 +136,8 @@ def test_a_checkpoint_is_loaded_with_the_line(mixture: tuple[Subject, Any], monk
         return plain(cls, *given, **named)
 
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(spied))
-    [bfloat16] = [change for change in changes_of(subject) if change.value == "bfloat16"]
-    found = tried(subject, config, [bfloat16])
+    [bfloat16] = [change for change in changes_of(mixture) if change.value == "bfloat16"]
+    found = tried(mixture, [bfloat16])
     assert [trial.key.phase for trial in found] == ["prefill", "decode"]
     assert [named["dtype"] for named in seen] == [torch.float32, torch.bfloat16]
 
@@ -141,16 +149,13 @@ def test_no_side_always_comes_first() -> None:
     assert len(pairs) == 3
 
 
-def test_both_phases_are_timed_in_turn_and_tokens_compared(mixture: tuple[Subject, Any]) -> None:
-    subject, config = mixture
-    model, attributes = subject.loaded.module, set(vars(subject.loaded.module))
-    static, eager = (
-        next(change for change in changes_of(subject) if change.id is each)
-        for each in (ChangeId.STATIC_CACHE, ChangeId.EAGER_ATTENTION)
-    )
-    found = tried(subject, config, [static, eager])
-    by_line = {(trial.line, trial.key.phase): trial for trial in found}
-    assert by_line.keys() == {(change.line, phase) for change in (static, eager) for phase in ("prefill", "decode")}
+def test_both_phases_are_timed_in_turn_and_tokens_compared(mixture: Model) -> None:
+    model = mixture[0].loaded.module
+    attributes = set(vars(model))
+    changes = changes_of(mixture, ChangeId.STATIC_CACHE, ChangeId.EAGER_ATTENTION)
+    found = tried(mixture, changes)
+    timed = {(trial.line, trial.key.phase) for trial in found}
+    assert timed == {(change.line, phase) for change in changes for phase in ("prefill", "decode")}
     for trial in found:
         assert (trial.layers, trial.of_layers) == (1, 2), "the first layer after the head runs cold"
         assert (trial.tokens, trial.same_tokens) == (8, 8)
@@ -159,82 +164,64 @@ def test_both_phases_are_timed_in_turn_and_tokens_compared(mixture: tuple[Subjec
     assert set(vars(model)) == attributes, "transformers keeps the static cache on the model"
 
 
-def test_what_fails_is_left_out_and_said(mixture: tuple[Subject, Any]) -> None:
+def test_what_fails_is_left_out_and_said(mixture: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unsupported request is no failure."""
-    subject, config = mixture
     broken = Change(ChangeId.THREADS, "a misspelt switch", statement="torch.set_num_thread(1)", undoing="pass")
     refused = Change(ChangeId.DTYPE, "other weights", loading="dtype=torch.float16", value="float16", dtype="float16")
     failed: list[str] = []
 
-    loaded = trials.Trials._loaded
+    def load_plain(request: ModelRequest, config: Any) -> Any:
+        if request.dtype is torch.float16:
+            raise RequestError("no such weights")
+        return load(request, config)
 
-    def raising(self: Any, change: Change | None, config: Any) -> Any:
-        if change is None:
-            return loaded(self, change, config)
-        raise RequestError("no such weights")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials.Trials, "_loaded", raising)
-        found = tried(subject, config, [broken, refused], on_failure=lambda name, _: failed.append(name))
-    assert found == []
+    monkeypatch.setattr(trials, "load", load_plain)
+    assert tried(mixture, [broken, refused], on_failure=lambda name, _: failed.append(name)) == []
     assert failed == ["a misspelt switch"]
 
 
 @pytest.mark.parametrize(("times", "turns", "cells"), [(1.4, 3, 2), (1.6, 1, 1)])
 def test_a_clearly_slower_change_has_one_turn_at_one_cell(
-    mixture: tuple[Subject, Any], planted: dict[ChangeId, float], times: float, turns: int, cells: int
+    two_cells: Model, planted: dict[ChangeId, float], times: float, turns: int, cells: int
 ) -> None:
-    subject, config = replace(mixture[0], grid=TWO_CELLS), mixture[1]
     planted[ChangeId.EAGER_ATTENTION] = times
-    found = tried(subject, config, [change for change in changes_of(subject) if change.id in planted])
+    found = tried(two_cells, changes_of(two_cells, *planted))
     assert [len(trial.after.layers_s) for trial in found if trial.key.phase == "decode"] == [turns] * cells
 
 
 @pytest.mark.parametrize(("times", "confirmed"), [(0.9, ["a static cache"]), (0.97, [])])
 def test_what_saves_most_is_confirmed_on_the_whole_model(
-    mixture: tuple[Subject, Any], planted: dict[ChangeId, float], times: float, confirmed: list[str]
+    two_cells: Model, planted: dict[ChangeId, float], times: float, confirmed: list[str]
 ) -> None:
     """At the smallest cell; unless it saves less than a twentieth of the step."""
-    subject, config = replace(mixture[0], grid=TWO_CELLS), mixture[1]
     planted |= {ChangeId.STATIC_CACHE: times, ChangeId.EAGER_ATTENTION: 0.98}
-    found = tried(subject, config, [change for change in changes_of(subject) if change.id in planted])
+    found = tried(two_cells, changes_of(two_cells, *planted))
     whole = [trial for trial in found if trial.layers == trial.of_layers and trial.key.phase == "decode"]
     assert [trial.form for trial in whole] == confirmed
     assert all(trial.key.cell == TWO_CELLS.cells[0] for trial in whole)
 
 
-def test_what_has_no_time_is_named_with_its_need(mixture: tuple[Subject, Any]) -> None:
+def test_what_has_no_time_is_named_with_its_need(mixture: Model) -> None:
     """Seven calls of a prefill and eight steps, and twelve prefills more, of an hour each take 75 hours."""
-    subject, config = mixture
-    [eager] = [change for change in changes_of(subject) if change.id is ChangeId.EAGER_ATTENTION]
-    seconds = {key: 3600.0 for cell in subject.grid.cells for key in cell.keys}
-    [found] = tried(subject, config, [eager], seconds=seconds)
+    [eager] = changes_of(mixture, ChangeId.EAGER_ATTENTION)
+    [found] = tried(mixture, [eager], step_s=3600.0)
     assert found == NotTried("eager attention", eager.line, ChangeId.EAGER_ATTENTION, pytest.approx(75 * 3600))
 
 
-def test_known_trials_are_not_repeated(mixture: tuple[Subject, Any]) -> None:
-    subject, config = mixture
-    [eager] = [change for change in changes_of(subject) if change.id is ChangeId.EAGER_ATTENTION]
-    found = tried(subject, config, [eager])
-    assert found
-    assert tried(subject, config, [eager], earlier=found) == []
-
-
-def test_what_promises_most_per_second_is_tried_first(mixture: tuple[Subject, Any]) -> None:
-    subject, config = mixture
-    changes = [change for change in changes_of(subject) if change.id in (ChangeId.EXPERTS, ChangeId.STATIC_CACHE)]
-    found = tried(subject, config, changes, savings_s={(ChangeId.EXPERTS, "eager"): 1.0})
+def test_what_promises_most_per_second_is_tried_first_and_nothing_twice(mixture: Model) -> None:
+    changes = changes_of(mixture, ChangeId.EXPERTS, ChangeId.STATIC_CACHE)
+    found = tried(mixture, changes, savings_s={(ChangeId.EXPERTS, "eager"): 1.0})
     assert found[0].form == "eager experts"
+    assert tried(mixture, changes, earlier=found) == []
 
 
 def test_calls_stay_within_a_table_of_positions(tmp_path: Path) -> None:
     """GPT-2's table has 64 rows, and the cell's 59 + 5 tokens take all of them."""
     config = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, vocab_size=100)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    subject, config = subject_of(str(tmp_path), prompt_lens=[59], batch_sizes=[1], new_tokens=5)
-    failed: list[str] = []
-    changes = [change for change in changes_of(subject) if not change.preparing_s and not change.loads]
-    found = tried(subject, config, changes, on_failure=lambda name, _: failed.append(name))
+    model, failed = subject_of(str(tmp_path), prompt_lens=[59], batch_sizes=[1], new_tokens=5), list[str]()
+    changes = [change for change in changes_of(model) if not change.preparing_s and not change.loads]
+    found = tried(model, changes, on_failure=lambda name, _: failed.append(name))
     assert failed == []
     assert "eager attention" in {trial.form for trial in found if isinstance(trial, Trial)}
 

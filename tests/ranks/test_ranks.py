@@ -9,17 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from greedy import greedy_tokens
+from machines import HOST
 from session import EXCHANGE_S, IDS, matmuls_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.counting.count import count
-from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.repetitions import Repetition
@@ -58,26 +57,21 @@ def session(ranks: int, folder: Path, found: Path, out: Path, *more: str) -> lis
 
 
 def check_found(found: Path, folder: Path, ranks: int) -> None:
-    """Check that the ranks generate the tokens of one device, and have exactly the counted bytes."""
+    """Check that the ranks generate the tokens of one device, have the counted bytes, and run the same matmuls.
+
+    The LM head differs: transformers' hooks pass a local tensor to the kernel, which is not trainable, so torch makes
+    it a batched matmul (should_fold). A separate share runs the same matmuls as the joined one. Weights are trainable,
+    as after a plain load.
+    """
     state = json.loads(found.read_text())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    engine = EagerEngine(model, machine_for(torch.device("cpu")))
-    expected = greedy_tokens(engine, IDS, NEW_TOKENS).tolist()
+    expected = greedy_tokens(EagerEngine(model, HOST), IDS, NEW_TOKENS).tolist()
     assert state["tokens"] == [expected] * ranks
     share = count(str(folder), dtype="float32", prompt=8, tp=ranks).tp
     assert share is not None
     assert max(state["bytes"]) == state["bytes"][0] == share.weight_bytes
     whole = sum(tensor.nbytes for tensor in model.parameters())
     assert whole < sum(state["bytes"]) < 1.2 * whole  # every rank has all norms and frequencies
-    check_operators(state, model, ranks)
-
-
-def check_operators(state: Any, model: Any, ranks: int) -> None:
-    """Check that weights are trainable, as after a plain load, and that a rank's prefill runs the same matmuls.
-
-    The LM head differs: transformers' hooks pass a local tensor to the kernel, which is not trainable, so torch makes
-    it a batched matmul (should_fold). A separate share runs the same matmuls as the joined one.
-    """
     assert all(param.requires_grad for param in model.parameters())
     assert state["frozen"] == [[]] * ranks
     plain = matmuls_of(model)
