@@ -107,7 +107,7 @@ def _load_checkpoint(
         extra["attn_implementation"] = request.attn
     planned = plan(request, copy.deepcopy(config))
     if (library := FORMATS[request.quant].library) is not None:
-        extra["quantization_config"] = library.config(
+        extra["quantization_config"] = library().config(
             request.quant, request.dtype, request.quant_options, planned, request.device
         )
     placement = plan_device_map(

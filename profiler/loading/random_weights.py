@@ -27,7 +27,7 @@ def build_random(
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
     if (library := FORMATS[request.quant].library) is not None:  # `generate` asks the quantizer whether it may compile
-        form = library.config(request.quant, request.dtype, request.quant_options, module, request.device)
+        form = library().config(request.quant, request.dtype, request.quant_options, module, request.device)
         module.hf_quantizer = AutoHfQuantizer.from_config(form, pre_quantized=False)
     module.tie_weights()
     placement = plan_device_map(

@@ -57,13 +57,27 @@ class Library(Protocol):
         """Return the call that writes a dense copy before a matmul; None: no copy is written."""
 
 
+def _bitsandbytes() -> Library:
+    from profiler.quant import bitsandbytes
+
+    return bitsandbytes
+
+
+def _torchao() -> Library:
+    from profiler.quant import torchao
+
+    return torchao
+
+
 @dataclass(frozen=True)
 class QuantFormat:
     """A format that weights are quantised to on request."""
 
     name: str
     package: str = ""
-    """The package that quantises, as pip names it; empty: none is needed, and the weights stay dense."""
+    """The package that quantises, as pip names it; empty: none is needed."""
+    library: Callable[[], Library] | None = None
+    """Imports the code of the format's library, and with it torch; None: the weights stay dense."""
     weights: tuple[str, ...] = ()
     """The names of the classes that its weights have."""
     bits: float = 16.0
@@ -86,19 +100,6 @@ class QuantFormat:
     compileable: bool = True
     """Whether transformers' `generate` compiles a model in it (`HfQuantizer.is_compileable`)."""
 
-    @property
-    def library(self) -> Library | None:
-        """The module of its package in `quant/`, whose import needs torch; None: the weights stay dense."""
-        if self.package == "bitsandbytes":
-            from profiler.quant import bitsandbytes
-
-            return bitsandbytes
-        if self.package == "torchao":
-            from profiler.quant import torchao
-
-            return torchao
-        return None
-
 
 _WRITTEN_4_BITS = (
     'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="{}", bnb_4bit_compute_dtype=torch.{{dtype}})'
@@ -108,29 +109,29 @@ FORMATS: dict[str, QuantFormat] = {
     for item in (
         QuantFormat("none", published_as="dense"),
         QuantFormat(
-            "int8", "bitsandbytes", ("Int8Params",), bits=8, is_tried=True,
+            "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True,
             compileable=False, written="BitsAndBytesConfig(load_in_8bit=True)",
         ),
         QuantFormat(
-            "nf4", "bitsandbytes", ("Params4bit",), bits=4, has_options=True, is_tried=True,
+            "nf4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, is_tried=True,
             compileable=False, written=_WRITTEN_4_BITS.format("nf4"),
         ),
         QuantFormat(
-            "fp4", "bitsandbytes", ("Params4bit",), bits=4, has_options=True, published_as="nf4",
+            "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4",
             compileable=False, written=_WRITTEN_4_BITS.format("fp4"),
         ),
         QuantFormat(
-            "int8wo", "torchao", ("Int8Tensor",), bits=8, multiplies_packed=True, least_capability=8.0,
+            "int8wo", "torchao", _torchao, ("Int8Tensor",), bits=8, multiplies_packed=True, least_capability=8.0,
             is_tried=True, written="TorchAoConfig(Int8WeightOnlyConfig())",
         ),
         QuantFormat(
-            "int4wo", "torchao", ("Int4OpaqueTensor", "Int4TilePackedTo4dTensor"), bits=4,
+            "int4wo", "torchao", _torchao, ("Int4OpaqueTensor", "Int4TilePackedTo4dTensor"), bits=4,
             multiplies_packed=True, least_capability=8.0, is_tried=True,
             written='TorchAoConfig(Int4WeightOnlyConfig(group_size={group}, int4_packing_format="tile_packed_to_4d"))',
             written_on_cpu="TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size={group}))",
         ),
         QuantFormat(
-            "fp8", "torchao", ("Float8Tensor",), bits=8, least_capability=8.9,
+            "fp8", "torchao", _torchao, ("Float8Tensor",), bits=8, least_capability=8.9,
             written="TorchAoConfig(Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))",
             written_on_cpu="TorchAoConfig(Float8WeightOnlyConfig())",
         ),
@@ -147,7 +148,7 @@ def format_of(weight: object) -> QuantFormat | None:
 def library_of(weight: object) -> Library | None:
     """Return the library whose class a weight has; None for other weights."""
     found = format_of(weight)
-    return found.library if found else None
+    return found.library() if found and found.library else None
 
 
 def known_quant(quant: str, *, counted: bool = False) -> Quant:
@@ -241,7 +242,7 @@ def quantise_modules(
     import torch
 
     try:
-        return library.quantise(quant, module, dtype, options, device)
+        return library().quantise(quant, module, dtype, options, device)
     except (RoofscopeError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the library may raise anything

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,8 +20,8 @@ class Halved(nn.Linear):
     """A linear whose weights take one byte each."""
 
 
-class Toybox(ModuleType):
-    """The module of a library that is installed."""
+class Toybox(SimpleNamespace):
+    """A library in one class, as others are in one module."""
 
     @staticmethod
     def quantise(_quant: str, module: nn.Module, *_: object) -> nn.Module:
@@ -35,14 +34,12 @@ class Toybox(ModuleType):
         return module
 
 
-TOY = QuantFormat("toy8", "toybox", bits=8, is_tried=True, published_as="int8wo", written="ToyConfig()")
+TOY = QuantFormat("toy8", library=Toybox, bits=8, is_tried=True, published_as="int8wo", written="ToyConfig()")
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> QuantFormat:
     monkeypatch.setitem(FORMATS, TOY.name, TOY)
-    monkeypatch.setitem(sys.modules, "profiler.quant.toybox", Toybox("toybox"))
-    monkeypatch.setattr("profiler.quant.registry.need", lambda *_: None)
     return TOY
 
 
