@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from foreign_files import FILES, record
+from foreign_files import FILES
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import ForeignFile, Shape
+from profiler.readers.figures import ForeignFile
 
 TABLE = (FILES / "llama-bench-moe.md").read_text()
 
@@ -81,7 +81,7 @@ def test_a_csv_that_lost_rows_is_named(tmp_path: Path) -> None:
     head, row = "batch_size,prompt_len,new_tokens,latency_s\n", "1,64,32,0.02\n"
     for rest in ("4,64,3", '2,64,"32,0.03\n' + row):
         cut = read(head + row + row.replace("64", "128") + rest, tmp_path / "f")
-        assert [figure.shape.prompt_len for figure in cut.figures] == [64, 128]
+        assert [figure.prompt_len for figure in cut.figures] == [64, 128]
         assert "row 3 is cut or broken" in cut.remarks[0]
     with pytest.raises(RequestError, match="several columns called latency_s"):
         read("batch_size,prompt_len,latency_s,latency_s\n1,64,0.02,0.03\n", tmp_path / "f")
@@ -105,8 +105,8 @@ def test_rates_of_llama_benchy_tell_whether_a_prompt_was_cached(tmp_path: Path) 
     """Its table with prefix caching, without the rows `ctx_`: 2,048 tokens over a cache of 32,768 in 450 ms."""
     lines = (FILES / "llama-benchy-cached.md").read_text().splitlines()
     file = read("\n".join(line for line in lines if "ctx_" not in line), tmp_path / "f")
-    prefill = next(figure for figure in file.figures if figure.covers == "prefill" and figure.shape.context_len)
-    assert (prefill.shape.prompt_len, prefill.shape.context_len) == (2048, 32_768)
+    prefill = next(figure for figure in file.figures if figure.covers == "prefill" and figure.context_len)
+    assert (prefill.prompt_len, prefill.context_len) == (2048, 32_768)
     assert prefill.time.value == pytest.approx(0.45044)
 
 
@@ -161,7 +161,7 @@ def test_options_of_a_command_are_read_as_its_parser_does(
     report = (FILES / "vllm-latency.txt").read_text().partition("Avg")[2]
     file = read(f"$ vllm bench latency {command}\nAvg{report}", tmp_path / "f")
     [figure] = file.figures
-    assert (figure.shape.batch_size, figure.shape.prompt_len, figure.shape.new_tokens, file.gpus) == shape
+    assert (figure.batch_size, figure.prompt_len, figure.new_tokens, file.gpus) == shape
 
 
 @pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "trtllm-bench.txt"])
@@ -175,7 +175,7 @@ def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:
     more = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
     report = (FILES / "vllm-serve.txt").read_text().rstrip().removesuffix("=" * 50) + more
     decode = read(report, tmp_path / "f").figures[1]
-    assert (decode.tokens.given, decode.tokens.processed) == (3.2, 4)
+    assert (decode.gives, decode.processes) == (3.2, 4)
     assert decode.time.value == pytest.approx(3.2 * 0.01708)
 
 
@@ -196,8 +196,8 @@ def test_rates_of_vllm_throughput_give_its_shapes(tmp_path: Path) -> None:
     """1,366.09 and 1,369.41 tokens/s of 5.35 requests/s are 255 in and 256 out; the batch is not in the line."""
     text = "Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n"
     [figure] = read(text, tmp_path / "f").figures
-    assert (figure.shape.batch_size, figure.shape.prompt_len, figure.shape.new_tokens) == (None, 255, 256)
-    assert figure.with_shape(Shape(32)).time.value == pytest.approx(32 / 5.35)
+    assert (figure.batch_size, figure.prompt_len, figure.new_tokens) == (None, 255, 256)
+    assert figure.with_shape(32).time.value == pytest.approx(32 / 5.35)
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
     twice = f"Maximum request concurrency: 4\n{report}\nMaximum request concurrency: 8\n{report}"
     for prefix in ("", "bench-1  | ", "# ", "(APIServer pid=12) ", "[1,0]<stdout>: "):
         text = "".join(f"{prefix}{line}\n" for line in twice.splitlines())
-        caps = [figure.shape.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
+        caps = [figure.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
         assert caps == [4, 8]
 
 
@@ -240,10 +240,10 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     file = read(
         head + draft + timings + timings.replace("draft acceptance", "x").replace("accepted", "x"), tmp_path / "f"
     )
-    assert {(figure.held.weight_bytes, figure.held.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
+    assert {(figure.weight_bytes, figure.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
     first, second = (figure for figure in file.figures if figure.covers == "decode")
     assert (first.settings, second.settings) == ((("run", "1"),), (("run", "2"),))
-    assert (first.tokens.given, first.tokens.processed, second.tokens.given) == (2, 2.5, 1)
+    assert (first.gives, first.processes, second.gives) == (2, 2.5, 1)
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
 
 
@@ -251,7 +251,7 @@ def test_what_ollama_holds_on_the_cpu_and_slots_are_doubts(tmp_path: Path) -> No
     text = (FILES / "ollama.txt").read_text()
     for above, on_host, unsaid in (("43%/57% CPU/GPU", True, False), ("100% GPU", False, False), ("", False, True)):
         file = read(f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {above} 4 minutes\n{text}", tmp_path / "f")
-        assert {figure.held.weights_on_host for figure in file.figures} == {on_host}
+        assert {figure.weights_on_host for figure in file.figures} == {on_host}
         assert ("all layers on the GPU" in file.remarks[0]) == unsaid
     text = (FILES / "llama-server-drafts.txt").read_text()
     file = read(text + text[text.index("0.11") :].replace("id  0", "id  1"), tmp_path / "f")
@@ -266,7 +266,7 @@ def test_drafts_of_a_request_that_was_cut_off_belong_to_no_other(tmp_path: Path)
     _, decode = file.figures
     assert decode.settings == ()
     assert decode.time.value == pytest.approx(1.83434 / 11)
-    assert (decode.tokens.given, decode.tokens.processed) == (pytest.approx(60 / 11), 6)
+    assert (decode.gives, decode.processes) == (pytest.approx(60 / 11), 6)
 
 
 DRAFTS = (("108 accepted / 160", 4.38), ("51 accepted / 55", 5.64))
@@ -277,12 +277,12 @@ def test_a_command_may_name_the_layers_on_the_gpu(tmp_path: Path) -> None:
     text = (FILES / "llama-cli.txt").read_text()
     for option, on_host in (("-cmoe", True), ("--n-cpu-moe 8", True), ("-ot exps=CPU", True), ("-ncmoe 0", False)):
         figures = read(f"$ llama-cli -ngl 99 {option} -m x.gguf\n{text}", tmp_path / "f").figures
-        assert {figure.held.weights_on_host for figure in figures} == {on_host}
+        assert {figure.weights_on_host for figure in figures} == {on_host}
     loaded = "load_tensors: offloaded 12/33 layers to GPU\n"
     for above, layers in (("-ngl 30 -fa\n", 30), ("--n-gpu-layers 30\n", 30), (f"-ngl 30\n{loaded}", 12)):
         text = re.sub(r"(?m)^.*(offloaded|-ngl ).*\n", "", text)
         file = read(f"$ llama-cli -m x.gguf {above}{text}", tmp_path / "f")
-        assert {figure.held.gpu_layers for figure in file.figures} == {layers}
+        assert {figure.gpu_layers for figure in file.figures} == {layers}
 
 
 def test_a_copy_of_lm_studios_window_may_have_a_line_for_each_part(tmp_path: Path) -> None:
@@ -291,45 +291,13 @@ def test_a_copy_of_lm_studios_window_may_have_a_line_for_each_part(tmp_path: Pat
     assert list(file.figures) == list(read_foreign(FILES / "lm-studio-window.txt").figures)
 
 
-def test_the_first_benchmark_of_mlx_had_no_batch(tmp_path: Path) -> None:
-    text = (
-        "Timing with prompt_tokens=2048 and generation_tokens=128.\nTrial 1:  prompt_tps=9.1, generation_tps=2.0, p\n"
-    )
-    text += "Averages: prompt_tps=2902.166, generation_tps=205.099, peak_memory=3.285\n"
-    prefill, decode = read(text, tmp_path / "f").figures
-    assert (decode.shape.batch_size, decode.shape.prompt_len, decode.shape.new_tokens) == (1, 2048, 128)
-    assert prefill.time.value == pytest.approx(2048 / 2902.166)
-    assert decode.time.value == pytest.approx(128 / 205.099 / 127)
-
-
-def test_the_table_of_genai_perf_is_its_json(tmp_path: Path) -> None:
-    """Its numbers have commas between thousands; the concurrency is in the command."""
-    found = record("genai-perf.json")
-    names = ("request_throughput", "request_latency", "time_to_first_token", "inter_token_latency")
-    names += ("output_token_throughput", "output_sequence_length", "input_sequence_length")
-    rows = [f"┃ {'Statistic':>20} ┃ avg ┃ min ┃ p50 ┃"]
-    for name in names:
-        cells = (f"{found[name][of]:,.4f}" if of in found[name] else "N/A" for of in ("avg", "min", "p50"))
-        rows.append(f"│ {name.replace('_', ' ').title()} ({found[name]['unit']}) │ {' │ '.join(cells)} │")
-    table = "\n".join(["$ genai-perf profile -m ensemble --concurrency 100", "NVIDIA GenAI-Perf | LLM Metrics", *rows])
-    file, expected = read(table, tmp_path / "f"), read_foreign(FILES / "genai-perf.json")
-    assert (file.tool, file.settings["concurrency"]) == ("genai-perf", "100")
-    for figure, other in zip(file.figures, expected.figures, strict=True):
-        assert figure.time.value == pytest.approx(other.time.value, rel=1e-4)
-        assert (figure.covers, figure.shape.prompt_len, figure.shape.new_tokens) == (
-            other.covers,
-            other.shape.prompt_len,
-            other.shape.new_tokens,
-        )
-
-
 def test_times_between_tokens_stand_for_those_per_token(tmp_path: Path) -> None:
     """Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time."""
     report = re.sub(r"-----Time per Output(.*\n){4}", "", (FILES / "sglang-serving.txt").read_text())
     file = read(report, tmp_path / "f")
     assert "the time between arrivals is used" in file.remarks[0]
     decode = file.figures[1]
-    assert (decode.shape.batch_size, decode.tokens.given) == (1, 2.46)
+    assert (decode.batch_size, decode.gives) == (1, 2.46)
     assert decode.time.value == pytest.approx(2.46 * 7.64e-3)
 
 
