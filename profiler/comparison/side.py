@@ -12,8 +12,8 @@ from typing import Literal
 from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
 from profiler.facts.ceilings import DriftReading, swing
-from profiler.facts.repetitions import Repetition, foreign_cores, phase_samples, repetition_spreads
-from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_spreads
+from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
@@ -224,14 +224,32 @@ def side_of_run(run: Run) -> Side:
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     swung = swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda")
-    cells = _timed_cells(gathered.repetitions, swung, busy)
-    for row in run.measured:
-        if (timed := cells.get(match_key(row.key))) is not None:
-            terms = {name: getattr(row, name) for name in TERMS}
-            # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
-            terms["unexplained_s"] += timed.median_s - row.latency_s
-            complete = terms if all(map(math.isfinite, terms.values())) else {}
-            cells[match_key(row.key)] = replace(timed, terms=complete, half_widths_s=half_widths.get(row.key, {}))
+    samples = {
+        key: phase_samples(key.phase, rows) for cell, rows in gathered.repetitions.items() if rows for key in cell.keys
+    }
+    spreads = repetition_spreads(samples, gathered.repetitions, swung)
+    rows = {row.key: row for row in run.measured}
+    cells = {}
+    for key, cell_samples in samples.items():
+        if any(cell_samples):
+            repetitions, spread, row = gathered.repetitions[key.cell], spreads[key.phase], rows.get(key)
+            time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(repetitions)
+            terms = {name: getattr(row, name) for name in TERMS} if row else {}
+            if row:
+                # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
+                terms["unexplained_s"] += time_s.median_s - row.latency_s
+            cells[match_key(key)] = CellTime(
+                median_s=time_s.median_s,
+                low_s=time_s.low_s,
+                high_s=time_s.high_s,
+                repetitions=len(cell_samples),
+                terms=terms if all(map(math.isfinite, terms.values())) else {},
+                half_widths_s=half_widths.get(key, {}) if row else {},
+                drift=spread.drift,
+                repetition_s=sum(repetition.wall_s for repetition in repetitions) / len(repetitions),
+                # For repetitions too short to measure it, that of the whole run.
+                foreign_cores=busy if busy_cores is None else busy_cores,
+            )
     ceilings, dtype, drift_probe = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
         memory = ceilings.memory_bytes_per_s, ceilings.memory_ceiling.half_width
@@ -255,32 +273,6 @@ def match_key(key: CellKey) -> MatchKey:
     """Return what a cell of another side must share with this one to be compared with it."""
     cell = key.cell
     return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
-
-
-def _timed_cells(
-    repetitions: Mapping[Cell, Sequence[Repetition]], swung: float, busy_elsewhere: float
-) -> dict[MatchKey, CellTime]:
-    """The time of every cell without a time breakdown, by the drift probe's swing.
-
-    `busy_elsewhere` are cores that others kept busy over the whole run, for repetitions too short to measure that.
-    """
-    samples = {key: phase_samples(key.phase, rows) for cell, rows in repetitions.items() if rows for key in cell.keys}
-    spreads = repetition_spreads(samples, repetitions, swung)
-    cells = {}
-    for key, cell_samples in samples.items():
-        if any(cell_samples):
-            rows, spread = repetitions[key.cell], spreads[key.phase]
-            time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(rows)
-            cells[match_key(key)] = CellTime(
-                median_s=time_s.median_s,
-                low_s=time_s.low_s,
-                high_s=time_s.high_s,
-                repetitions=len(cell_samples),
-                drift=spread.drift,
-                repetition_s=sum(repetition.wall_s for repetition in rows) / len(rows),
-                foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
-            )
-    return cells
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
