@@ -140,8 +140,7 @@ def place(
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
     calls, form = _quantised_as(file, figures)
-    has_bits = all(figure.weight_bytes for figure in figures)
-    counted, quant = _counted(source, file, requested, "" if has_bits else form)
+    counted, quant = _counted(source, file, requested, form)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
@@ -359,7 +358,7 @@ def _doubts(
 
 
 def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[str], str]:
-    """(what a file calls the format of its weights, that format for --quant; empty if it is not known)."""
+    """(what a file calls the format of its weights, that format for --quant): empty if unknown or if it has its bits."""
     forms = {}
     for each in ({**file.settings, **dict(figure.settings)} for figure in figures):
         for name in ("quantization", "model's name", "precision"):
@@ -368,7 +367,8 @@ def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[st
                 forms[text] = form or ""
     forms = forms or ({"ollama, whose default it is": "q4_k_m"} if file.tool == "ollama" else {})
     known = {*forms.values()} - {""}
-    return sorted(forms), known.pop() if len(known) == 1 else ""
+    has_bits = all(figure.weight_bytes for figure in figures)
+    return sorted(forms), known.pop() if len(known) == 1 and not has_bits else ""
 
 
 def _is_packed(figure: Figure) -> bool:

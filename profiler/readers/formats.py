@@ -42,17 +42,16 @@ class Format:
     records: Callable[[Source], Sequence[Record]] = lambda source: source.records
     """The results in a file. Raises RequestError for several reports."""
     more: Callable[[Record], Record] = lambda record: {}
-    """What a result says in more than a path, as further keys; its `remark` is about the whole file."""
+    """What a result says in more than a path, as further keys.
+
+    `gpus` shared each step, `stages` of so many took turns, and its `remark` is about the whole file.
+    """
     figures: Callable[[Record], Sequence[Figure]] = lambda record: [record["figure"]]
     """The figures of one result; without a function it is its key `figure`."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
     """Caveats, by what a figure covers."""
     repeats: int = 0
     """How often a time was measured, if a file has no repetitions; 0: it does not say."""
-    gpus: str = "gpus"
-    """Where the number of GPUs that shared each step is."""
-    stages: str = "stages"
-    """Where the number of groups of them that took turns is."""
     settings: Mapping[str, str] = field(default_factory=lambda: keys.SETTINGS)
     """Where the settings of a result are."""
     packed_dtype: str = ""
@@ -78,7 +77,7 @@ class Format:
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
-        gpus, *others = {(whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records or [{}]}
+        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records or [{}]}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]

@@ -43,6 +43,7 @@ def _of_server(record: Record) -> Record:
     """
     server, names, is_sweep = record.get("server_info") or {}, list(record), "run_number" in record
     replicas = 1 if server.get("enable_dp_attention") else whole_at(record, DP) or 1
+    stages = whole_at(record, PP) or 1
     # The texts have far fewer tokens than were generated, while the drafts were accepted.
     kept = number_at(record, "total_output_tokens_retokenized / total_output_tokens")
     is_pinned = bool(record.get("accept_length") and kept and kept < 1 / 2)
@@ -51,7 +52,9 @@ def _of_server(record: Record) -> Record:
     is_between = "median_tpot_ms" not in record and any(between.values())
     remarks = {_PINNED: is_pinned, _SHARED: is_sweep and replicas > 1, _BETWEEN: is_between}
     return {
-        "groups": replicas * (whole_at(record, PP) or 1),
+        "gpus": whole_at(record, TP),
+        "stages": stages,
+        "groups": replicas * stages,
         # A server whose settings have the algorithm, but without a value, does not speculate.
         "acceptance": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
         # A sweep appends its parameters to a record, after the number of the run (vllm/benchmarks/sweep/serve.py).
@@ -78,6 +81,8 @@ def _of_trtllm(report: Record) -> Record:
         "new_tokens": max(1, round(new)),
         "remark": f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average{though}.",
         "acceptance": -1,  # a report on speculative decoding has a section on decoding
+        "gpus": whole_at(report, TP),
+        "stages": whole_at(report, PP),
         "groups": whole_at(report, PP),
     }
 
@@ -97,6 +102,7 @@ def _of_trtllm_run(report: Record) -> Record:
         "cap": max(1, round(at_once)),
         "requests": max(1, round(per_s * whole_ms / 1e3)),
         "gpus": (gpus or 1) * (stages or 1) if gpus or stages else None,
+        "stages": None,
     }
 
 
@@ -210,11 +216,9 @@ _AIPERF = Format(
 # (github.com/vllm-project/vllm/pull/9390).
 _SERVING = Format(
     tool="vllm bench serve",
-    has=("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"),
+    has=("total_input_tokens", "total_output_tokens", "completed | duration"),
     more=_of_server,
     figures=client,
-    gpus=TP,
-    stages=PP,
 )
 # `--report_json` (tensorrt_llm/bench/dataclasses/reporting.py).
 _TRTLLM_RUN = Format(
@@ -272,8 +276,6 @@ JSON_TOOLS = (
         has=(*_TRTLLM, "streaming_metrics.avg_tpot_ms"),
         more=_of_trtllm,
         figures=client,
-        gpus=TP,
-        stages=PP,
     ),
     _TRTLLM_RUN,
     # python/sglang/bench_one_batch.py runs each shape once, and warms up only with the first shape.
@@ -313,8 +315,6 @@ JSON_TOOLS = (
         has=("avg_latency", "latencies", "percentiles"),
         figures=batches,
         notes={"generate": (_WHOLE,)},
-        gpus=TP,
-        stages=PP,
     ),
     Format(
         tool="vllm bench throughput",

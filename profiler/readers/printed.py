@@ -28,7 +28,6 @@ _HIDDEN = re.compile(r"\$|--config\b")
 _COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)((?:[^\n\\]|\\\s*\n)*)")
 # A log or a container may print something before a label.
 _LABELLED = re.compile(r"([A-Z\[][\w ()/\[\]-]*?)[ \t]*: +(\S.*?)[ \t]*$", re.MULTILINE)
-_SERVING_NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
 # Keys of JSON, and paths of keys, that are not the label.
 _KEYS = {
     "successful_requests": "completed",
@@ -78,7 +77,7 @@ def _serving(text: str) -> Iterator[Record]:
         named = _labelled(before + body)
         before = "".join(rest)
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
-        yield dict.fromkeys(_SERVING_NEEDED, "") | named | ({"sharegpt_output_len": ""} if "backend" in named else {})
+        yield named | ({"sharegpt_output_len": ""} if "backend" in named else {})
 
 
 def _latency(text: str) -> Iterator[Record]:
@@ -90,7 +89,8 @@ def _latency(text: str) -> Iterator[Record]:
             usual = {} if _HIDDEN.search(commands[-1]) else _DEFAULTS
             options = usual | {name: value for name, value in given.items() if value.isdecimal()}
         percentiles = dict(_PERCENTILE.findall(report["rest"]))
-        yield {**options, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
+        gpus = {"gpus": options.get("tensor_parallel_size") or options.get("tp")}
+        yield {**options, **gpus, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
 
 
 def _throughput(text: str) -> Iterator[Record]:
