@@ -358,7 +358,7 @@ def _doubts(
 
 
 def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[str], str]:
-    """(what a file calls the format of its weights, that format for --quant): empty if unknown or if it has its bits."""
+    """(what a file calls the format of its weights, that format for --quant): empty if unknown or if it has bits."""
     forms = {}
     for each in ({**file.settings, **dict(figure.settings)} for figure in figures):
         for name in ("quantization", "model's name", "precision"):
