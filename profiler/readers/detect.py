@@ -114,9 +114,9 @@ def read_foreign(path: Path) -> ForeignFile:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
             found = {name: {*re.findall(pattern, text[: 1 << 20])} for name, pattern in _IN_COMMANDS.items()}
             named = {name: values.pop() for name, values in found.items() if len(values) == 1}
-            gpus = file.gpus or int(named.pop("gpus", 0)) or None
+            gpus = int(named.pop("gpus", 0)) or None
             settings = file.settings if "precision" in file.settings else {**named, **file.settings}
-            return replace(file, name=str(path), gpus=gpus, settings=settings)
+            return replace(file, name=str(path), gpus=file.gpus or gpus, settings=settings)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from foreign_files import FILES
+from foreign_files import FILES, holds
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
@@ -30,18 +30,6 @@ def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
         ((swept, "128"),): pytest.approx((0.0150, 0.0151, 0.0152)),
     }
     assert (file.tool, file.gpus) == ("vllm bench sweep", 2)
-
-
-def test_lengths_that_a_dataset_only_promises_are_reported_first() -> None:
-    assert read_foreign(FILES / "trtllm-bench.txt").remarks == (
-        "its requests have 128 tokens in and 28 out on average, though the dataset is called 128_128_30000.jsonl.",
-    )
-
-
-def test_a_pinned_acceptance_is_reported() -> None:
-    """2,056 of 8,192 tokens are left when the texts are tokenised again; the file names 8 GPUs."""
-    file = read_foreign(FILES / "sglang-mtp.jsonl")
-    assert ("pinned" in file.remarks[0], file.gpus) == (True, 8)
 
 
 BEFORE = "$ ./llama-bench -m gpt-oss.gguf\nggml_cuda_init: found 1 CUDA devices:\n"
@@ -101,21 +89,6 @@ def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
     assert names == {"precision", "n_ubatch"}
 
 
-def test_rates_of_llama_benchy_tell_whether_a_prompt_was_cached(tmp_path: Path) -> None:
-    """Its table with prefix caching, without the rows `ctx_`: 2,048 tokens over a cache of 32,768 in 450 ms."""
-    lines = (FILES / "llama-benchy-cached.md").read_text().splitlines()
-    file = read("\n".join(line for line in lines if "ctx_" not in line), tmp_path / "f")
-    prefill = next(figure for figure in file.figures if figure.covers == "prefill" and figure.context_len)
-    assert (prefill.prompt_len, prefill.context_len) == (2048, 32_768)
-    assert prefill.time.value == pytest.approx(0.45044)
-
-
-def test_an_unknown_column_is_named(tmp_path: Path) -> None:
-    """A typing error in an optional column must not go unseen."""
-    file = read((FILES / "table.csv").read_text().replace("new_tokens", "luck"), tmp_path / "f")
-    assert file.remarks == ("columns that are not read: luck.",)
-
-
 def test_a_csv_may_have_a_title_and_text_below(tmp_path: Path) -> None:
     rows = "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,104.9\n"
     for text in (
@@ -145,38 +118,10 @@ def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     assert {figure.settings for figure in file.figures} == {(("flash_attn", value),) for value in "01"}
 
 
-@pytest.mark.parametrize(
-    ("command", "shape"),
-    [
-        ("--input_len 1024 --batch_size=32 -tp 8", (32, 1024, 128, 8)),
-        ("--input-len $IN --batch-size ${BS} --output-len 64 --tensor_parallel_size '2'", (None, None, 64, 2)),
-        ("--input-len 64 --input-len \\\n 256 $MORE", (None, 256, None, None)),
-        ("--model m", (8, 32, 128, None)),
-    ],
-)
-def test_options_of_a_command_are_read_as_its_parser_does(
-    command: str, shape: tuple[int | None, ...], tmp_path: Path
-) -> None:
-    """Underscores and dashes are the same, the last value counts, and what the shell fills in is unknown."""
-    report = (FILES / "vllm-latency.txt").read_text().partition("Avg")[2]
-    file = read(f"$ vllm bench latency {command}\nAvg{report}", tmp_path / "f")
-    [figure] = file.figures
-    assert (figure.batch_size, figure.prompt_len, figure.new_tokens, file.gpus) == shape
-
-
 @pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "trtllm-bench.txt"])
 def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="it has 2 reports; give each a file"):
         read(2 * (FILES / name).read_text(), tmp_path / "f")
-
-
-def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:
-    """Acceptance length 3.20; 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4."""
-    more = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
-    report = (FILES / "vllm-serve.txt").read_text().rstrip().removesuffix("=" * 50) + more
-    decode = read(report, tmp_path / "f").figures[1]
-    assert (decode.gives, decode.processes) == (3.2, 4)
-    assert decode.time.value == pytest.approx(3.2 * 0.01708)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +135,6 @@ def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what
     with pytest.raises(RequestError, match=what) as refused:
         read(text, tmp_path / "f")
     assert "batch_size, prompt_len, new_tokens, tokens_per_s" in str(refused.value)
-
-
-def test_rates_of_vllm_throughput_give_its_shapes(tmp_path: Path) -> None:
-    """1,366.09 and 1,369.41 tokens/s of 5.35 requests/s are 255 in and 256 out; the batch is not in the line."""
-    text = "Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n"
-    [figure] = read(text, tmp_path / "f").figures
-    assert (figure.batch_size, figure.prompt_len, figure.new_tokens) == (None, 255, 256)
-    assert figure.with_shape(32).time.value == pytest.approx(32 / 5.35)
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
@@ -247,68 +184,6 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
 
 
-def test_what_ollama_holds_on_the_cpu_and_slots_are_doubts(tmp_path: Path) -> None:
-    text = (FILES / "ollama.txt").read_text()
-    for above, on_host, unsaid in (("43%/57% CPU/GPU", True, False), ("100% GPU", False, False), ("", False, True)):
-        file = read(f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {above} 4 minutes\n{text}", tmp_path / "f")
-        assert {figure.weights_on_host for figure in file.figures} == {on_host}
-        assert ("all layers on the GPU" in file.remarks[0]) == unsaid
-    text = (FILES / "llama-server-drafts.txt").read_text()
-    file = read(text + text[text.index("0.11") :].replace("id  0", "id  1"), tmp_path / "f")
-    assert "no other request at the same time" in file.remarks[0]
-
-
-def test_drafts_of_a_request_that_was_cut_off_belong_to_no_other(tmp_path: Path) -> None:
-    """51 accepted tokens of 4.64 per step are 11 steps, which wrote 60 tokens: the last one gave more than it wrote."""
-    times = "prompt eval time = 8476.55 ms / 1938 tokens (\n eval time = 1834.34 ms / 61 tokens (\n"
-    lines = [f"draft acceptance = 0.9 ( {n} generated), mean len = {mean}\n" for n, mean in DRAFTS]
-    file = read(lines[0] + times + lines[1], tmp_path / "f")
-    _, decode = file.figures
-    assert decode.settings == ()
-    assert decode.time.value == pytest.approx(1.83434 / 11)
-    assert (decode.gives, decode.processes) == (pytest.approx(60 / 11), 6)
-
-
-DRAFTS = (("108 accepted / 160", 4.38), ("51 accepted / 55", 5.64))
-
-
-def test_a_command_may_name_the_layers_on_the_gpu(tmp_path: Path) -> None:
-    """What was loaded counts, if the log has it. Options for experts name those in the host's memory."""
-    text = (FILES / "llama-cli.txt").read_text()
-    for option, on_host in (("-cmoe", True), ("--n-cpu-moe 8", True), ("-ot exps=CPU", True), ("-ncmoe 0", False)):
-        figures = read(f"$ llama-cli -ngl 99 {option} -m x.gguf\n{text}", tmp_path / "f").figures
-        assert {figure.weights_on_host for figure in figures} == {on_host}
-    loaded = "load_tensors: offloaded 12/33 layers to GPU\n"
-    for above, layers in (("-ngl 30 -fa\n", 30), ("--n-gpu-layers 30\n", 30), (f"-ngl 30\n{loaded}", 12)):
-        text = re.sub(r"(?m)^.*(offloaded|-ngl ).*\n", "", text)
-        file = read(f"$ llama-cli -m x.gguf {above}{text}", tmp_path / "f")
-        assert {figure.gpu_layers for figure in file.figures} == {layers}
-
-
-def test_a_copy_of_lm_studios_window_may_have_a_line_for_each_part(tmp_path: Path) -> None:
-    text = (FILES / "lm-studio-window.txt").read_text()
-    file = read(text.replace(" • ", "\n\n•\n\n"), tmp_path / "f")
-    assert list(file.figures) == list(read_foreign(FILES / "lm-studio-window.txt").figures)
-
-
-def test_times_between_tokens_stand_for_those_per_token(tmp_path: Path) -> None:
-    """Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time."""
-    report = re.sub(r"-----Time per Output(.*\n){4}", "", (FILES / "sglang-serving.txt").read_text())
-    file = read(report, tmp_path / "f")
-    assert "the time between arrivals is used" in file.remarks[0]
-    decode = file.figures[1]
-    assert (decode.batch_size, decode.gives) == (1, 2.46)
-    assert decode.time.value == pytest.approx(2.46 * 7.64e-3)
-
-
-def test_a_gpu_that_shares_the_hosts_memory_did_not_run_beside_another(tmp_path: Path) -> None:
-    vulkan = "ggml_vulkan: 0 = AMD Radeon RX 7900 XT (RADV NAVI31) (radv) | uma: 0 | fp16: 1\n"
-    shared = "ggml_vulkan: 1 = V3D 7.1.10.2 (V3DV Mesa) | uma: 1 | fp16: 0\n"
-    for devices, name in ((vulkan + shared, "AMD Radeon RX 7900 XT"), (shared.replace("1 =", "0 ="), "V3D 7.1.10.2")):
-        file = read(devices + TABLE, tmp_path / "f")
-        assert (file.stages, file.settings["device"]) == (1, name)
-
-
 def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:
     """llama-batched-bench prints its context's times after its table, which has them already."""
     cli = (FILES / "llama-cli.txt").read_text()
@@ -320,3 +195,87 @@ def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:
             "eval time =       0.00 ms /     1 runs   (    0.00 ms per token,      inf tokens per second)",
             tmp_path / "f",
         )
+
+
+def text_of(name: str) -> str:
+    return (FILES / name).read_text()
+
+
+BENCHY = "\n".join(line for line in text_of("llama-benchy-cached.md").splitlines() if "ctx_" not in line)
+DRAFTED = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
+THROUGHPUT = "Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n"
+LATENCY = "Avg" + text_of("vllm-latency.txt").partition("Avg")[2]
+CLI = re.sub(r"(?m)^.*(offloaded|-ngl ).*\n", "", text_of("llama-cli.txt"))
+LOADED = "load_tensors: offloaded 12/33 layers to GPU\n"
+SERVER = text_of("llama-server-drafts.txt")
+TIMINGS = SERVER[SERVER.index("0.11") :]
+CUT_OFF = (
+    "draft acceptance = 0.9 ( 108 accepted / 160 generated), mean len = 4.38\n"
+    "prompt eval time = 8476.55 ms / 1938 tokens (\n eval time = 1834.34 ms / 61 tokens (\n"
+    "draft acceptance = 0.9 ( 51 accepted / 55 generated), mean len = 5.64\n"
+)
+VULKAN = "ggml_vulkan: 0 = AMD Radeon RX 7900 XT (RADV NAVI31) (radv) | uma: 0 | fp16: 1\n"
+SHARED = "ggml_vulkan: {} = V3D 7.1.10.2 (V3DV Mesa) | uma: 1 | fp16: 0\n"
+
+
+def processor(share: str) -> str:
+    """What `ollama ps` prints above a request."""
+    return f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {share} 4 minutes\n" + text_of("ollama.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "covers", "expected", "said"),
+    [
+        (text_of("trtllm-bench.txt"), "generate", {},
+         "its requests have 128 tokens in and 28 out on average, though the dataset is called 128_128_30000.jsonl."),
+        # 2,056 of 8,192 tokens are left when the texts are tokenised again; the file names 8 GPUs.
+        (text_of("sglang-mtp.jsonl"), "decode", {"gpus": 8}, "pinned"),
+        # Its table with prefix caching, without the rows `ctx_`: 2,048 tokens over a cache of 32,768 in 450 ms.
+        (BENCHY, "prefill", {"prompt_len": 2048, "context_len": 32_768, "seconds": 0.45044}, ""),
+        # A typing error in an optional column must not go unseen.
+        (text_of("table.csv").replace("prompt_len", "luck").replace("new_tokens", "prompt_len"), "prefill", {},
+         "columns that are not read: luck."),
+        # 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4.
+        (text_of("vllm-serve.txt").rstrip().removesuffix("=" * 50) + DRAFTED, "decode",
+         {"gives": 3.2, "processes": 4.0, "seconds": 3.2 * 0.01708}, ""),
+        # 1,366.09 and 1,369.41 tokens/s are 255 in and 256 out, in an hour's requests; the batch is not in the line.
+        (THROUGHPUT, "generate",
+         {"batch_size": None, "prompt_len": 255, "new_tokens": 256, "requests": 19_260, "seconds": 3600.0}, ""),
+        # Underscores and dashes are the same, the last value counts, and what the shell fills in is unknown.
+        ("$ vllm bench latency --input_len 1024 --batch_size=32 -tp 8\n" + LATENCY, "generate",
+         {"batch_size": 32, "prompt_len": 1024, "new_tokens": 128, "gpus": 8}, ""),
+        ("$ vllm bench latency --input-len $IN --batch-size ${BS} --output-len 64 --tensor_parallel_size '2'\n"
+         + LATENCY, "generate", {"batch_size": None, "prompt_len": None, "new_tokens": 64, "gpus": 2}, ""),
+        ("$ vllm bench latency --input-len 64 --input-len \\\n 256 $MORE\n" + LATENCY, "generate",
+         {"batch_size": None, "prompt_len": 256, "new_tokens": None, "gpus": None}, ""),
+        ("$ vllm bench latency --model m\n" + LATENCY, "generate",
+         {"batch_size": 8, "prompt_len": 32, "new_tokens": 128, "gpus": None}, ""),
+        # What was loaded counts, if the log has it. Options for experts name those in the host's memory.
+        ("$ llama-cli -ngl 99 -cmoe\n" + CLI, "decode", {"weights_on_host": True}, ""),
+        ("$ llama-cli -ngl 99 --n-cpu-moe 8\n" + CLI, "decode", {"weights_on_host": True}, ""),
+        ("$ llama-cli -ngl 99 -ot exps=CPU\n" + CLI, "decode", {"weights_on_host": True}, ""),
+        ("$ llama-cli -ngl 99 -ncmoe 0\n" + CLI, "decode", {"weights_on_host": False}, ""),
+        ("$ llama-cli -ngl 30 -fa\n" + CLI, "decode", {"gpu_layers": 30}, ""),
+        ("$ llama-cli --n-gpu-layers 30\n" + CLI, "decode", {"gpu_layers": 30}, ""),
+        ("$ llama-cli -ngl 30\n" + LOADED + CLI, "decode", {"gpu_layers": 12}, ""),
+        # What ollama holds on the CPU.
+        (processor("43%/57% CPU/GPU"), "decode", {"weights_on_host": True}, "does not say it: no token from"),
+        (processor("100% GPU"), "decode", {"weights_on_host": False}, "does not say it: no token from"),
+        (processor(""), "decode", {"weights_on_host": False}, "all layers on the GPU"),
+        (SERVER + TIMINGS.replace("id  0", "id  1"), "decode", {}, "no other request at the same time"),
+        # Drafts of a request that was cut off belong to no other. 51 accepted tokens of 4.64 per step are 11 steps,
+        # which wrote 60 tokens: the last one gave more than it wrote.
+        (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "gives": 60 / 11, "processes": 6.0}, ""),
+        # A copy of LM Studio's window may have a line for each part.
+        (text_of("lm-studio-window.txt").replace(" • ", "\n\n•\n\n"), "decode",
+         {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),
+        # Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time.
+        (re.sub(r"-----Time per Output(.*\n){4}", "", text_of("sglang-serving.txt")), "decode",
+         {"batch_size": 1, "gives": 2.46, "seconds": 2.46 * 7.64e-3}, "the time between arrivals is used"),
+        # A GPU that shares the host's memory did not run beside another.
+        (VULKAN + SHARED.format(1) + TABLE, "decode", {"stages": 1, "device": "AMD Radeon RX 7900 XT"}, ""),
+        (SHARED.format(0) + TABLE, "decode", {"stages": 1, "device": "V3D 7.1.10.2"}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_pasted_says(text: str, covers: str, expected: dict[str, object], said: str, tmp_path: Path) -> None:
+    holds(read(text, tmp_path / "f"), covers, expected, said)
