@@ -146,7 +146,7 @@ def compare_sides(before: Side, after: Side) -> Comparison:
         shifts = tuple(_shifts(*probes, ceiling_settings))
         ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
     divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
-    lefts, rights = aligned([before, after])
+    lefts, rights = aligned(before, after)
 
     def change(key: MatchKey) -> Change:
         first, second = lefts[key], rights[key]

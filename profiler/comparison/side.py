@@ -30,6 +30,7 @@ PROCESSOR, NOT_RECORDED = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
 
 NEW_TOKENS, GPUS = "new tokens", "tp_size"
+ROOFSCOPE = "roofscope"
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("memory", "budget")
@@ -164,7 +165,7 @@ def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     return tuple(sorted(items, key=lambda item: order.index(item.weight)))
 
 
-def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
+def aligned(*sides: Side) -> list[dict[MatchKey, CellTime]]:
     """The cells of each side under keys that are comparable between sides.
 
     Without a common engine, as for two tools, each side contributes its first engine. Other tools do not distinguish a
@@ -172,7 +173,7 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
     differ within one side become part of every key.
     """
     common = set.intersection(*(set(side.engines) for side in sides))
-    by_depth = len({side.tool for side in sides}) > 1 or any(side.tool != "roofscope" for side in sides)
+    by_depth = any(side.tool != ROOFSCOPE for side in sides)
     swept = tuple(dict.fromkeys(name for side in sides for cell in side.cells for name, _ in cell.settings))
     return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
@@ -196,9 +197,6 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
 def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
     """Sort cells as in the rows of a table: by phase, engine, batch size, depth and settings."""
     return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth, key.settings))
-
-
-ROOFSCOPE = "roofscope"
 
 
 def read_side(path: Path, gpus: int = 0) -> Side:
