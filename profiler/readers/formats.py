@@ -125,7 +125,7 @@ def batches(record: Record) -> list[Figure]:
     share; `prompts`, if fewer than the sequences; `cap`, the most sequences at a time; `loop`, the steps in a decode's
     time; by what they cover, more `notes`; `bits` per weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
     """
-    return _timed({"loop": 1, "acceptance": -1, **record}, whole_at(record, keys.BATCH_SIZE), least=1)
+    return _timed({"loop": 1, "acceptance": -1, **record}, whole_at(record, keys.BATCH_SIZE))
 
 
 def request(record: Record) -> list[Figure]:
@@ -136,13 +136,12 @@ def request(record: Record) -> list[Figure]:
     new = whole_at(record, keys.NEW_TOKENS, 0)
     steps = 1 if new is None else max(0, new - 1)
     few = [f"a mean of few steps: {steps}"] if new and steps < _FEW else []
-    return _timed({**record, "loop": steps, "notes": {"decode": few}}, 1, least=0)
+    return _timed({**record, "loop": steps, "notes": {"decode": few}}, 1)
 
 
-def _timed(record: Record, batch_size: int | None, least: int) -> list[Figure]:
-    paths = (keys.PROMPT_LEN, keys.NEW_TOKENS, "cap", keys.REQUESTS)
-    prompt, new, cap, requests = (whole_at(record, path, least) for path in paths)
-    cached, layers = (whole_at(record, path, 0) for path in ("cached", "n_gpu_layers"))
+def _timed(record: Record, batch_size: int | None) -> list[Figure]:
+    paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS, "n_gpu_layers")
+    prompt, cached, new, cap, requests, layers = (whole_at(record, path, 0) for path in paths)
     steps, bits = record["loop"], number_at(record, "bits")
     times: dict[Covers, Measured | None] = {
         "prefill": seconds_at(record, keys.PREFILL, prompt),
