@@ -256,13 +256,6 @@ def test_a_format_in_the_name_of_the_model_is_counted(command: str, gigabytes: f
     assert gigabytes or row.regime == "inconclusive"
 
 
-def test_a_command_above_a_report_names_its_gpus(tmp_path: Path) -> None:
-    report = (FILES / "vllm-serve.txt").read_text()
-    for option, ceilings in (("-tp 2", "2 x H200 SXM"), ("--tensor-parallel-size=4", "4 x H200 SXM"), ("", "H200 SXM")):
-        (tmp_path / "f").write_text(f"$ vllm serve Qwen/Qwen3-30B-A3B {option} --port 1\n{report}")
-        assert place(tmp_path / "f", "qwen3-30b-a3b", gpu="H200 SXM").ceilings.name == f"{ceilings}, datasheet"
-
-
 def test_a_table_may_name_gpu_model_and_quant(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text("gpu,model,quant,batch_size,prompt_len,new_tokens,tokens_per_s\nRTX 4090,x,q4_k_m,1,1,1,150\n")

@@ -89,24 +89,6 @@ def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
     assert names == {"precision", "n_ubatch"}
 
 
-def test_a_csv_may_have_a_title_and_text_below(tmp_path: Path) -> None:
-    rows = "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,104.9\n"
-    for text in (
-        f"My results, RTX 4090\n\n{rows}\nmeasured on Monday\n",
-        rows.replace(",", ";"),
-        rows.replace(",", "\t"),
-    ):
-        [figure] = read(text, tmp_path / "f").figures
-        assert figure.time.value == pytest.approx(1 / 104.9)
-
-
-def test_json_between_other_lines_is_read(tmp_path: Path) -> None:
-    text = f"$ cat result.json\n{(FILES / 'vllm-serve.json').read_text()}\n$\n"
-    assert read(text, tmp_path / "f").tool == "vllm bench serve"
-    table = "| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n```json\n"
-    assert read(f"{table}{(FILES / 'vllm-serve.json').read_text()}\n```\n", tmp_path / "f").tool == "vllm bench serve"
-
-
 def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     """Two runs on two GPUs each are not one on four, and a header names the settings of its own table."""
     two = (FILES / "llama-bench-two-gpus.md").read_text()
@@ -124,17 +106,11 @@ def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
         read(2 * (FILES / name).read_text(), tmp_path / "f")
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ((FILES / "vllm-log.txt").read_text(), "log of a vLLM server.*--save-result"),
-        ("Decode batch. #running-req: 1, gen throughput (token/s): 95.1, #queue-req: 0\n", "SGLang server"),
-    ],
-)
-def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=what) as refused:
-        read(text, tmp_path / "f")
-    assert "batch_size, prompt_len, new_tokens, tokens_per_s" in str(refused.value)
+def test_what_cannot_be_read_names_the_option_that_writes_a_file(tmp_path: Path) -> None:
+    log = "Decode batch. #running-req: 1, gen throughput (token/s): 95.1, #queue-req: 0\n"
+    for text, what in (((FILES / "vllm-log.txt").read_text(), "vLLM server.*--save-result"), (log, "SGLang server")):
+        with pytest.raises(RequestError, match=f"log of an? {what}.* batch_size, prompt_len, new_tokens, tokens_per_s"):
+            read(text, tmp_path / "f")
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
@@ -201,6 +177,7 @@ def text_of(name: str) -> str:
     return (FILES / name).read_text()
 
 
+ROWS = "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,104.9\n"
 BENCHY = "\n".join(line for line in text_of("llama-benchy-cached.md").splitlines() if "ctx_" not in line)
 DRAFTED = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
 THROUGHPUT = "Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n"
@@ -235,6 +212,17 @@ def processor(share: str) -> str:
         # A typing error in an optional column must not go unseen.
         (text_of("table.csv").replace("prompt_len", "luck").replace("new_tokens", "prompt_len"), "prefill", {},
          "columns that are not read: luck."),
+        # A CSV may have a title and text below, or other signs between its cells.
+        (f"My results, RTX 4090\n\n{ROWS}\nmeasured on Monday\n", "decode", {"seconds": 1 / 104.9}, ""),
+        (ROWS.replace(",", ";"), "decode", {"seconds": 1 / 104.9}, ""),
+        (ROWS.replace(",", "\t"), "decode", {"seconds": 1 / 104.9}, ""),
+        # JSON between other lines, and below a table of something else.
+        (f"$ cat result.json\n{text_of('vllm-serve.json')}\n$\n", "decode", {"tool": "vllm bench serve"}, ""),
+        (f"| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n```json\n{text_of('vllm-serve.json')}\n```\n", "decode",
+         {"tool": "vllm bench serve"}, ""),
+        # A command above a report names its GPUs.
+        ("$ vllm serve m -tp 2 --port 1\n" + text_of("vllm-serve.txt"), "decode", {"gpus": 2, "model's name": "m"}, ""),
+        ("$ vllm serve m --tensor-parallel-size=4\n" + text_of("vllm-serve.txt"), "decode", {"gpus": 4}, ""),
         # 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4.
         (text_of("vllm-serve.txt").rstrip().removesuffix("=" * 50) + DRAFTED, "decode",
          {"gives": 3.2, "processes": 4.0, "seconds": 3.2 * 0.01708}, ""),
