@@ -219,7 +219,7 @@ def client(record: Record, streams_by: str = "") -> list[Figure]:
     most = math.inf if cap is None else number_of(cap, "the concurrency")
     counted, per_s = number_at(record, "decoding"), needed(record, keys.OUTPUT_PER_S)
     in_flight = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
-    prompt, new = (max(1, round(needed(record, each))) for each in (keys.PROMPT_LEN, keys.NEW_TOKENS))
+    prompt, new = (max(1, round(needed(record, each))) for each in (keys.CLIENT_PROMPT_LEN, keys.CLIENT_NEW_TOKENS))
     kv_itemsize = 1.0 if "fp8" in str(first_of(record, keys.CACHE_DTYPE)).lower() else None
     figures = []
     if ttft_s:

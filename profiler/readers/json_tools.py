@@ -203,7 +203,7 @@ def _of_vllm(record: Record) -> Record:
 def _runs(source: Source) -> list[Record]:
     """The whole answers, with their number if there are several. A stream's other lines have no figures."""
     ended = [each for each in source.records if each.get("done", True)] or source.records
-    return [{**each, "run": at if len(ended) > 1 else ""} for at, each in enumerate(ended, 1)]
+    return [{**each, "run_at": at if len(ended) > 1 else ""} for at, each in enumerate(ended, 1)]
 
 
 _AIPERF = Format(

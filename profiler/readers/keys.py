@@ -2,23 +2,19 @@
 
 A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of which the first with a value counts, and
 ` / ` between two numbers whose ratio it is (`readers/values.py`). The path of a time may end with its unit, `ttft:ms`.
-A rate ends with `:/s`, in tokens per second. What a path cannot say, a format adds under the first name of a table row.
+A rate ends with `:/s`, in tokens per second. What no path can say, a format adds under a name of ours: `prompt_len`.
 """
 
 from __future__ import annotations
 
 PROMPT_LEN = (
-    "prompt_len | input_len | input_sequence_length.avg | successes.prompt_len.mean"
-    " | metrics.prompt_token_count.successful.median | config.scenario.input_shapes.sequence_length"
-    " | config.sequence_length | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens"
-    " | total_input_tokens / completed"
+    "prompt_len | input_len | config.scenario.input_shapes.sequence_length | config.sequence_length"
+    " | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens"
 )
 """Prompt tokens that were computed."""
 NEW_TOKENS = (
-    "new_tokens | output_len | output_sequence_length.avg | successes.output_len.mean"
-    " | metrics.output_token_count.successful.median | config.scenario.generate_kwargs.max_new_tokens"
-    " | config.num_tokens_to_generate | eval_count | predicted_n | generation_tokens | usage.completion_tokens"
-    " | usage.output_tokens | total_output_tokens / completed"
+    "new_tokens | output_len | config.scenario.generate_kwargs.max_new_tokens | config.num_tokens_to_generate"
+    " | eval_count | predicted_n | generation_tokens | usage.completion_tokens | usage.output_tokens"
 )
 BATCH_SIZE = "batch_size | config.batch_size"
 REQUESTS = "requests | num_requests"
@@ -54,7 +50,15 @@ DRAFTED = (
 VERIFIED = "verified | server_info.speculative_num_draft_tokens"
 """Tokens per step that were processed."""
 
-# Of a loaded server, whose client has a typical value and a mean.
+# Of a loaded server, whose client has a typical value and a mean. Its user may add keys, so lengths of ours come last.
+CLIENT_PROMPT_LEN = (
+    "input_sequence_length.avg | successes.prompt_len.mean | metrics.prompt_token_count.successful.median"
+    " | total_input_tokens / completed | prompt_len"
+)
+CLIENT_NEW_TOKENS = (
+    "output_sequence_length.avg | successes.output_len.mean | metrics.output_token_count.successful.median"
+    " | total_output_tokens / completed | new_tokens"
+)
 _ITL, _LATENCY = "metrics.inter_token_latency_ms.successful", "successes.latency"
 MEAN_TO_FIRST = (
     f"time_to_first_token.avg:ms | {_LATENCY}.time_to_first_token.mean | mean_ttft_ms:ms"
@@ -79,12 +83,12 @@ BETWEEN = "median_itl_ms:ms | mean_itl_ms:ms"
 OUTPUT_PER_S = (
     "output_token_throughput.avg | successes.throughput.output_tokens_per_sec"
     " | metrics.output_tokens_per_second.successful.mean | performance.system_output_throughput_tok_s"
-    " | total_output_tokens / duration"
+    " | total_output_tokens / duration | output_per_s"
 )
 """New tokens of all requests per second."""
 CAP = (
-    "cap | max_concurrency | asked | load_summary.concurrency | config.strategy.streams"
-    " | metrics.request_concurrency.successful.mean"
+    "max_concurrency | load_summary.concurrency | config.strategy.streams"
+    " | metrics.request_concurrency.successful.mean | asked"
 )
 """The most requests allowed at a time."""
 CACHE_DTYPE = "server_info.kv_cache_dtype | engine.kv_cache_dtype | kv_cache_dtype"
@@ -93,7 +97,7 @@ TP = "server_info.tp_size | tensor_parallel_size | tensor-parallel-size | tp | w
 DP = "server_info.dp_size | data_parallel_size | data-parallel-size | dp"
 PP = "server_info.pp_size | pipeline_parallel_size | pipeline-parallel-size | pp | world_info.pp_size | pp_size"
 SETTINGS = {
-    "run": "run",
+    "run": "run_at",
     "model's name": "model_id | input_config.models.items.name | input_config.endpoint.model_names"
     " | input_config.model_names | input_config.model | args.model | args.backend_kwargs.model | config.backend.model"
     " | engine.model | metadata.model_id | model",

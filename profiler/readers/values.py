@@ -129,9 +129,9 @@ def number_at(record: Record, paths: str) -> float | None:
 
 
 def needed(record: Record, paths: str) -> float:
-    """The same; raises RequestError naming the first path if there is no number."""
+    """The same; raises RequestError naming the last path if there is no number."""
     if (number := number_at(record, paths)) is None:
-        raise RequestError(f"{paths.partition(' | ')[0]} is missing.")
+        raise RequestError(f"{paths.rpartition(' | ')[2]} is missing.")
     return number
 
 

@@ -121,6 +121,9 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("vllm-serve.json", ONE_PER_S, "decode", {"batch_size": 1, "cap": 256}, "below the 256 that were allowed"),
         # 304.4 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
         ("vllm-serve.json", {"max_concurrency": None}, "decode", {"batch_size": 3, "cap": None}, "estimated"),
+        # Keys that its user adds do not hide what was measured.
+        ("vllm-serve.json", {"input_len": 1, "output_len": 1, "prompt_len": 1, "run": 7}, "decode",
+         {"prompt_len": 128, "new_tokens": 32}, ""),
         # AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
         ("aiperf.json", {}, "decode", {"batch_size": 3, "cap": 4}, "counted by the tool"),
         ("aiperf.json", {"effective_decode_concurrency": {"avg": 1.2}}, "decode", {"batch_size": 1}, "counted"),
