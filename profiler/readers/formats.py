@@ -77,7 +77,8 @@ class Format:
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
-        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records or [{}]}
+        on_gpu = [each for each in records if each.get("gpu_layers") != 0] or [{}]
+        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in on_gpu}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]

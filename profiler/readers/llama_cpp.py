@@ -77,9 +77,7 @@ def _of_machine(source: Source) -> list[Record]:
             "stages": max(1, len(gpus)) if in_turn else 1,
         }
         records.append({**row, **more})
-    first = next((record for record in records if record["gpu_layers"] != 0), records[0])
-    on_gpu = {name: first[name] for name in ("gpus", "stages")}
-    return [record | on_gpu if record["gpu_layers"] == 0 else record for record in records]
+    return records
 
 
 def _gpus(row: Record, above: Sequence[str]) -> list[str]:

@@ -96,17 +96,6 @@ def test_markdown_has_a_sweep_in_shortened_columns(tmp_path: Path) -> None:
     }
 
 
-def test_several_models_are_distinguished_by_their_shortest_name(tmp_path: Path) -> None:
-    models = [
-        {"model_filename": f"/m/{n}.gguf", "model_type": f"llama {n}B", "model_n_params": n * 10**8} for n in (1, 7)
-    ]
-    side = read_side(written(tmp_path / "a", *(row(0.1, **model) for model in models)))
-    assert [key.settings for key in side.cells] == [
-        (("precision", "llama 1B"),),
-        (("precision", "llama 7B"),),
-    ]
-
-
 def test_two_rows_that_nothing_distinguishes_are_refused(tmp_path: Path) -> None:
     """99.9 and 200 tokens/s of one shape: neither takes precedence."""
     one, two = table(tmp_path / "a", "100.0"), table(tmp_path / "b", "99.9", "200")
