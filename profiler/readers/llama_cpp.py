@@ -61,7 +61,7 @@ def _of_machine(source: Source) -> list[Record]:
     above: list[str] = []
     for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
         above = [*above[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
-    records = []
+    records: list[Record] = []
     for row in ({_COLUMNS.get(name, name): value for name, value in row.items()} for row in source.records):
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
