@@ -25,6 +25,7 @@ from profiler.data.links import Link, link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
+from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
 from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
@@ -169,16 +170,15 @@ def place(
         warnings.append("this device's ceilings were measured just now; if the device was busy, they are too low.")
     if here and file.packed_dtype and any(map(_is_packed, figures)):
         warnings.append(f"{file.tool} multiplies packed weights in {file.packed_dtype}, whose rate here is not known.")
-    return PlacedFile(
+    return view(
+        PlacedFile,
+        setup,
         tool=file.tool,
         file=file.name,
         model=source.name,
-        dtype=dtype,
-        quant=quant,
         stored=_stored(setup, figures),
-        ceilings=PlaceCeilings(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
+        ceilings=view(PlaceCeilings, under),
         warnings=warnings,
-        gpus=gpus,
         link=shared[1].name if shared else "",
         rows=rows,
     )
