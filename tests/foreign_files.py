@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from profiler.readers.figures import ForeignFile
+
 FILES = Path(__file__).parent / "data" / "foreign"
 
 
@@ -27,3 +31,13 @@ def served(path: Path, **changes: Any) -> Path:
     """SGLang's bench_one_batch_server: 1,024 tokens in 50 ms, then 1,024 more at 2.5 ms each."""
     shape = {"batch_size": 1, "input_len": 1024, "output_len": 1025, "input_throughput": 20480.0, "latency": 2.61}
     return changed(path, "sglang-server.jsonl", {**shape, **changes})
+
+
+def holds(file: ForeignFile, covers: str, expected: dict[str, object], said: str) -> None:
+    """Assert fields of the last figure that covers something, or of its file; `said` is in its notes or remarks."""
+    figure = [figure for figure in file.figures if figure.covers == covers][-1]
+    assert said in " ".join((*figure.notes, *file.remarks))
+    for what, value in expected.items():
+        source = figure if hasattr(figure, what) and what != "settings" else file
+        found = figure.time.value if what == "seconds" else file.settings.get(what) or getattr(source, what, None)
+        assert found == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ from profiler.comparison.side import (
     differences,
     in_order,
 )
-from profiler.json_document import HIDDEN
+from profiler.json_document import HIDDEN, view
 from profiler.judge.breakdown import TERMS
 from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_repetitions
 from profiler.stats import MOST_FOREIGN_CORES, estimate
@@ -139,11 +139,14 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     found = differences(before, after)
     comparable = not any(item.refuses for item in found)
     ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
-    probes = (before.drift_probe, after.drift_probe) if comparable else (None, None)
-    shifts = _shifts(*probes, ceiling_settings)
-    ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
+    shifts: tuple[Shift, ...] = ()
+    ceiling_factors: dict[str, float] = {}
+    if comparable and before.drift_probe and after.drift_probe:
+        probes = (before.drift_probe, after.drift_probe)
+        shifts = tuple(_shifts(*probes, ceiling_settings))
+        ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
     divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
-    lefts, rights = aligned([before, after])
+    lefts, rights = aligned(before, after)
 
     def change(key: MatchKey) -> Change:
         first, second = lefts[key], rights[key]
@@ -152,15 +155,12 @@ def compare_sides(before: Side, after: Side) -> Comparison:
         because = _because(first, second) if comparable else "not comparable"
         found = difference(first, second, repetitions, machine=machine, machine_half_width=half_width, because=because)
         terms = _gained(first.terms, second.terms, ceiling_factors)
-        return Change(
+        return view(
+            Change,
+            found,
             **vars(key),
             before_s=first.median_s,
             after_s=second.median_s,
-            change=found.change,
-            low=found.low,
-            high=found.high,
-            verdict=found.verdict,
-            because=because,
             moved=_moved(first, second, terms, found),
             terms=terms,
             machine=math.expm1(machine),
@@ -194,11 +194,9 @@ def _because(before: CellTime, after: CellTime) -> str:
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 
 
-def _shifts(before: MachineState | None, after: MachineState | None, ceiling_settings: set[str]) -> tuple[Shift, ...]:
+def _shifts(before: MachineState, after: MachineState, ceiling_settings: set[str]) -> Iterator[Shift]:
     """How the machine itself shifted between two runs, by its drift probe and its ceilings."""
-    if before is None or after is None:
-        return ()
-    shifts = []
+    has_probes = len(before.drift_readings) > 1 and len(after.drift_readings) > 1
     resources: tuple[Resource, ...] = ("memory", "compute")
     for resource in resources:
         # The compute ceilings of two precisions say nothing about the machine.
@@ -206,9 +204,7 @@ def _shifts(before: MachineState | None, after: MachineState | None, ceiling_set
         (first, first_half), (second, second_half) = before.ceilings[resource], after.ceilings[resource]
         new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
         ratio = roof_ratio = first / second if new_ceilings else None
-        measured_by: DriftSource = "roofs"
-        if len(before.drift_readings) > 1 and len(after.drift_readings) > 1:
-            measured_by = "sentinel"
+        if has_probes:
             (first, first_half), (second, second_half) = (
                 _probe_median(tuple(getattr(reading, resource) for reading in side.drift_readings))
                 for side in (before, after)
@@ -217,9 +213,8 @@ def _shifts(before: MachineState | None, after: MachineState | None, ceiling_set
         if ratio is not None:
             moved, half_width = math.log(ratio), math.hypot(first_half, second_half)
             agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
-            is_claimed = abs(moved) > half_width and agrees
-            shifts.append(Shift(resource, ratio, half_width, roof_ratio, measured_by, is_claimed))
-    return tuple(shifts)
+            told_by: DriftSource = "sentinel" if has_probes else "roofs"
+            yield Shift(resource, ratio, half_width, roof_ratio, told_by, abs(moved) > half_width and agrees)
 
 
 @cache
@@ -242,7 +237,7 @@ def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tu
 
 
 def _ceiling_factors(
-    before: MachineState | None, after: MachineState | None, shifts: Sequence[Shift], ceiling_settings: set[str]
+    before: MachineState, after: MachineState, shifts: Sequence[Shift], ceiling_settings: set[str]
 ) -> dict[str, float]:
     """Factor per term that restates the later time breakdown under the ceilings of the earlier one.
 
@@ -250,7 +245,7 @@ def _ceiling_factors(
     moved, so have the terms under it, and they keep their seconds. They also keep them if one of `ceiling_settings`
     changed; a changed precision moves only the compute ceiling.
     """
-    if before is None or after is None or ceiling_settings - {_PRECISION}:
+    if ceiling_settings - {_PRECISION}:
         return {}
     moved = {shift.resource for shift in shifts if shift.claimed}
     memory = 1.0 if "memory" in moved else after.ceilings["memory"][0] / before.ceilings["memory"][0]

@@ -12,8 +12,8 @@ from typing import Literal
 from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
 from profiler.facts.ceilings import DriftReading, swing
-from profiler.facts.repetitions import Repetition, foreign_cores, phase_samples, repetition_spreads
-from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_spreads
+from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
@@ -30,6 +30,7 @@ PROCESSOR, NOT_RECORDED = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
 
 NEW_TOKENS, GPUS = "new tokens", "tp_size"
+ROOFSCOPE = "roofscope"
 
 _REFUSING = ("model", "parameters", "architecture", "device", PROCESSOR)
 _CONTEXT = ("memory", "budget")
@@ -164,7 +165,7 @@ def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     return tuple(sorted(items, key=lambda item: order.index(item.weight)))
 
 
-def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
+def aligned(*sides: Side) -> list[dict[MatchKey, CellTime]]:
     """The cells of each side under keys that are comparable between sides.
 
     Without a common engine, as for two tools, each side contributes its first engine. Other tools do not distinguish a
@@ -172,7 +173,7 @@ def aligned(sides: Sequence[Side]) -> list[Mapping[MatchKey, CellTime]]:
     differ within one side become part of every key.
     """
     common = set.intersection(*(set(side.engines) for side in sides))
-    by_depth = len({side.tool for side in sides}) > 1 or any(side.tool != "roofscope" for side in sides)
+    by_depth = any(side.tool != ROOFSCOPE for side in sides)
     swept = tuple(dict.fromkeys(name for side in sides for cell in side.cells for name, _ in cell.settings))
     return [dict(_keyed(side, bool(common), by_depth, swept)) for side in sides]
 
@@ -198,9 +199,6 @@ def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
     return sorted(keys, key=lambda key: (PHASES.index(key.phase), key.engine, key.batch_size, key.depth, key.settings))
 
 
-ROOFSCOPE = "roofscope"
-
-
 def read_side(path: Path, gpus: int = 0) -> Side:
     """Read a run folder or another tool's file as one side of a comparison. Raises RunError or RequestError.
 
@@ -224,14 +222,32 @@ def side_of_run(run: Run) -> Side:
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     swung = swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda")
-    cells = _timed_cells(gathered.repetitions, swung, busy)
-    for row in run.measured:
-        if (timed := cells.get(match_key(row.key))) is not None:
-            terms = {name: getattr(row, name) for name in TERMS}
-            # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
-            terms["unexplained_s"] += timed.median_s - row.latency_s
-            complete = terms if all(map(math.isfinite, terms.values())) else {}
-            cells[match_key(row.key)] = replace(timed, terms=complete, half_widths_s=half_widths.get(row.key, {}))
+    samples = {
+        key: phase_samples(key.phase, rows) for cell, rows in gathered.repetitions.items() if rows for key in cell.keys
+    }
+    spreads = repetition_spreads(samples, gathered.repetitions, swung)
+    rows = {row.key: row for row in run.measured}
+    cells = {}
+    for key, cell_samples in samples.items():
+        if any(cell_samples):
+            repetitions, spread, row = gathered.repetitions[key.cell], spreads[key.phase], rows.get(key)
+            time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(repetitions)
+            terms = {name: getattr(row, name) for name in TERMS} if row else {}
+            if row:
+                # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
+                terms["unexplained_s"] += time_s.median_s - row.latency_s
+            cells[match_key(key)] = CellTime(
+                median_s=time_s.median_s,
+                low_s=time_s.low_s,
+                high_s=time_s.high_s,
+                repetitions=len(cell_samples),
+                terms=terms if all(map(math.isfinite, terms.values())) else {},
+                half_widths_s=half_widths.get(key, {}) if row else {},
+                drift=spread.drift,
+                repetition_s=sum(repetition.wall_s for repetition in repetitions) / len(repetitions),
+                # For repetitions too short to measure it, that of the whole run.
+                foreign_cores=busy if busy_cores is None else busy_cores,
+            )
     ceilings, dtype, drift_probe = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
         memory = ceilings.memory_bytes_per_s, ceilings.memory_ceiling.half_width
@@ -255,32 +271,6 @@ def match_key(key: CellKey) -> MatchKey:
     """Return what a cell of another side must share with this one to be compared with it."""
     cell = key.cell
     return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
-
-
-def _timed_cells(
-    repetitions: Mapping[Cell, Sequence[Repetition]], swung: float, busy_elsewhere: float
-) -> dict[MatchKey, CellTime]:
-    """The time of every cell without a time breakdown, by the drift probe's swing.
-
-    `busy_elsewhere` are cores that others kept busy over the whole run, for repetitions too short to measure that.
-    """
-    samples = {key: phase_samples(key.phase, rows) for cell, rows in repetitions.items() if rows for key in cell.keys}
-    spreads = repetition_spreads(samples, repetitions, swung)
-    cells = {}
-    for key, cell_samples in samples.items():
-        if any(cell_samples):
-            rows, spread = repetitions[key.cell], spreads[key.phase]
-            time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(rows)
-            cells[match_key(key)] = CellTime(
-                median_s=time_s.median_s,
-                low_s=time_s.low_s,
-                high_s=time_s.high_s,
-                repetitions=len(cell_samples),
-                drift=spread.drift,
-                repetition_s=sum(repetition.wall_s for repetition in rows) / len(rows),
-                foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
-            )
-    return cells
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
@@ -332,15 +322,15 @@ def side_of_file(file: ForeignFile) -> Side:
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
     steps = [figure for figure in file.figures if figure.covers != "generate"]
-    steps = [figure for figure in steps if figure.shape.batch_size and figure.shape.depth is not None]
+    steps = [figure for figure in steps if figure.batch_size and figure.depth is not None]
     lengths: dict[MatchKey, set[int | None]] = {}
     for figure in steps:
-        lengths.setdefault(_figure_id(figure), set()).add(figure.shape.new_tokens)
+        lengths.setdefault(_figure_id(figure), set()).add(figure.new_tokens)
     cells: dict[MatchKey, CellTime] = {}
     for figure in steps:
         key, timed = _figure_id(figure), _foreign(figure)
         if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
-            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.shape.new_tokens or NOT_RECORDED))))
+            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_RECORDED))))
         if key in cells:
             times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(
@@ -348,8 +338,8 @@ def side_of_file(file: ForeignFile) -> Side:
             )
         cells[key] = timed
     shared: dict[str, set[str]] = {
-        NEW_TOKENS: {str(new) for figure in steps if (new := figure.shape.new_tokens)},
-        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.held.weight_bytes)},
+        NEW_TOKENS: {str(new) for figure in steps if (new := figure.new_tokens)},
+        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.weight_bytes)},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
     if file.gpus:
@@ -360,9 +350,9 @@ def side_of_file(file: ForeignFile) -> Side:
 
 def _figure_id(figure: Figure) -> MatchKey:
     # For a server the requested batch is its concurrency limit, however many sequences ran.
-    shape, batch_size = figure.shape, figure.shape.cap or figure.shape.batch_size or 1
+    batch_size = figure.cap or figure.batch_size or 1
     phase: Phase = "prefill" if figure.covers == "prefill" else "decode"
-    return MatchKey(phase, batch_size, shape.prompt_len or 0, shape.context_len or 0, "", figure.settings)
+    return MatchKey(phase, batch_size, figure.prompt_len or 0, figure.context_len or 0, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> CellTime:
@@ -384,9 +374,9 @@ def _foreign(figure: Figure) -> CellTime:
         half = student_t(repetitions - 1) * stdev(samples_s) / math.sqrt(repetitions)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
-    tokens = figure.tokens.given or 1.0
+    tokens = figure.gives or 1.0
     times = (middle / tokens, low / tokens, high / tokens)
-    return CellTime(*times, repetitions, is_foreign=True, new_tokens=figure.shape.new_tokens)
+    return CellTime(*times, repetitions, is_foreign=True, new_tokens=figure.new_tokens)
 
 
 # A standard deviation as large as the mean is no narrower interval.

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile, Held, Shape, Tokens
-from profiler.readers.formats import Format
+from profiler.readers.figures import Covers, Figure, ForeignFile
+from profiler.readers.formats import Format, seconds_at
 from profiler.readers.json_tools import JSON_TOOLS
 from profiler.readers.llama_benchy import LLAMA_BENCHY
 from profiler.readers.llama_cpp import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from profiler.readers.sources import Source, sources_of, text_of
-from profiler.readers.values import Record, escaped, measured, number_at, number_of, whole_at, whole_of
+from profiler.readers.values import Record, escaped, number_at, number_of, whole_at, whole_of
 from profiler.units import visible_in
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
@@ -43,17 +43,18 @@ def _csv_figure(row: Record) -> Figure:
     tokens = batch * {"prefill": prompt or 0, "decode": per_step, "generate": new or 0}[covers]
     if not tokens:
         raise RequestError(f"a {covers} of 0 tokens has no time.")
-    if row.get("latency_s"):
-        time_s = measured(row["latency_s"], "latency_s")
-    else:
-        time_s = measured(row.get("tokens_per_s"), "tokens_per_s").of(tokens)
+    time_s = seconds_at(row, "latency_s | tokens_per_s:/s", tokens)
+    if time_s is None:
+        raise RequestError("tokens_per_s is missing.")
     samples = tuple(number_of(text, "samples_s") for text in str(row.get("samples_s") or "").split(";") if text)
     if covers == "decode" and context is not None:
         context = max(0, context - (prompt or 0) - (new or 0) // 2)
     time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
     bits, notes = number_at(row, "bits_per_weight"), () if phase or not new else (_NO_PHASE,)
-    shape, held = Shape(batch, prompt or None, context, new), Held(weight_bytes=bits and bits / 8)
-    return Figure(covers, shape, time_s, Tokens(named, per_step), held, notes=notes)
+    return Figure(
+        covers, time_s, batch, prompt or None, context, new,
+        gives=named, processes=per_step, weight_bytes=bits and bits / 8, notes=notes,
+    )  # fmt: skip
 
 
 def _csv_records(source: Source) -> list[Record]:
@@ -76,7 +77,7 @@ CSV_TABLE = Format(
     records=_csv_records,
     settings={"bits per weight": "bits_per_weight", "device": "gpu", "model's name": "model", "quantization": "quant"},
 )
-FORMATS: Sequence[Format] = (*LLAMA_BENCHY, *LLAMA_BENCH, *LLAMA_BATCHED_BENCH, *JSON_TOOLS, CSV_TABLE)
+FORMATS: Sequence[Format] = (*LLAMA_BENCHY, *LLAMA_BENCH, LLAMA_BATCHED_BENCH, *JSON_TOOLS, CSV_TABLE)
 """Every kind of file. The first that knows a file reads it, so more specific ones come first."""
 
 # Texts that people paste, which lack a shape or a number of requests: what they are, and what writes a file instead.
@@ -113,9 +114,9 @@ def read_foreign(path: Path) -> ForeignFile:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
             found = {name: {*re.findall(pattern, text[: 1 << 20])} for name, pattern in _IN_COMMANDS.items()}
             named = {name: values.pop() for name, values in found.items() if len(values) == 1}
-            gpus = file.gpus or int(named.pop("gpus", 0)) or None
+            gpus = int(named.pop("gpus", 0)) or None
             settings = file.settings if "precision" in file.settings else {**named, **file.settings}
-            return replace(file, name=str(path), gpus=gpus, settings=settings)
+            return replace(file, name=str(path), gpus=file.gpus or gpus, settings=settings)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(

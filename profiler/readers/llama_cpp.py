@@ -1,6 +1,6 @@
-"""The output of llama.cpp's llama-bench and llama-batched-bench, and of ik_llama.cpp's sweep-bench.
+"""The output of llama.cpp's llama-bench and llama-batched-bench.
 
-Formats: tools/llama-bench/llama-bench.cpp, tools/batched-bench/batched-bench.cpp, examples/sweep-bench/sweep-bench.cpp.
+Formats: tools/llama-bench/llama-bench.cpp, tools/batched-bench/batched-bench.cpp.
 Of llama-bench only JSON has each repetition (`samples_ns`). CSV and Markdown have their mean and standard deviation (of
 the sample, by n - 1; 0 for a single one), but not their number. A sweep (-t 1,2,4) writes one row per value.
 """
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, Held, Shape, Tokens
-from profiler.readers.formats import Format
+from profiler.readers.figures import Covers, Figure
+from profiler.readers.formats import Format, batches
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, first_of, has, measured, number_of, whole_at, whole_of
+from profiler.readers.values import Record, first_of, measured, number_of, whole_at, whole_of
 
 _PACKED_DTYPE = "int8"
 """llama.cpp rounds activations to 8 bits, and multiplies packed weights on units for int8 (ggml-cuda/mmq.cu)."""
@@ -61,7 +61,7 @@ def _of_machine(source: Source) -> list[Record]:
     above: list[str] = []
     for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
         above = [*above[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
-    records = []
+    records: list[Record] = []
     for row in ({_COLUMNS.get(name, name): value for name, value in row.items()} for row in source.records):
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
@@ -77,9 +77,7 @@ def _of_machine(source: Source) -> list[Record]:
             "stages": max(1, len(gpus)) if in_turn else 1,
         }
         records.append({**row, **more})
-    first = next((record for record in records if record["gpu_layers"] != 0), records[0])
-    on_gpu = {name: first[name] for name in ("gpus", "stages")}
-    return [record | on_gpu if record["gpu_layers"] == 0 else record for record in records]
+    return records
 
 
 def _gpus(row: Record, above: Sequence[str]) -> list[str]:
@@ -123,19 +121,24 @@ def _figures(row: Record) -> list[Figure]:
         notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
     notes += _chunks(row, prompt) if not new else []
     size, params = (_amount(first_of(row, paths)) for paths in ("model_size | size", "parameters | params"))
-    held = Held(
+    covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
+    figure = Figure(
+        covers,
+        time_s if prompt else time_s.times(1 / new),
+        batch_size=1,
+        prompt_len=prompt or None,
+        context_len=depth if depth or not prompt else None,
+        new_tokens=new or None,
+        prefill_gives=0,  # test_gen decodes a token for each of n_gen, and samples none
         weight_bytes=size / params if size and params else None,
         params=round(params) if params else None,
         kv_itemsize=None if math.isnan(kv_bytes) else kv_bytes,
         gpu_layers=row["gpu_layers"],
         weights_on_host=str(row.get("n_cpu_moe") or 0) != "0" or "CPU" in str(row.get("tensor_buft_overrides") or ""),
         cache_on_host=str(row.get("no_kv_offload") or 0) != "0",
+        notes=tuple(notes),
     )
-    covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
-    time_s = time_s if prompt else time_s.times(1 / new)
-    shape = Shape(1, prompt or None, depth if depth or not prompt else None, new or None)
-    # test_gen decodes a token for each of n_gen, and samples none.
-    return [Figure(covers, shape, time_s, Tokens(first=0), held, notes=tuple(notes))]
+    return [figure]
 
 
 def _amount(value: object) -> float | None:
@@ -173,48 +176,38 @@ def _with_header(source: Source) -> list[Record]:
     return [{**record, "settings": {own[name]: record.get(name) for name in names}} for record in records]
 
 
-def _batched_figures(row: Record) -> list[Figure]:
-    """The prefill of B prompts, and the decode of TG tokens of each.
-
-    If they share one prompt and its cache, N_KV is PP + B x TG (n_ctx_req). A sweep has B = 1 and starts each row with
-    a cache of N_KV tokens.
-    """
+def _of_batches(row: Record) -> Record:
+    """What ran at a time. If B sequences share one prompt and its cache, N_KV is PP + B x TG (n_ctx_req)."""
     prompt, new, size = (whole_at(row, paths, 0) or 0 for paths in ("pp | PP", "tg | TG", "n_kv | N_KV"))
     batch = whole_at(row, "pl | B") or 1
     # A cache that is not unified has a copy of a shared prompt for each sequence.
     is_kept_once = batch > 1 and size == prompt + batch * new
-    sequences = 1 if is_kept_once or str(row.get("is_pp_shared")) == "1" else batch
-    # A sweep decodes before it adds the row's prompt to its cache.
-    is_sweep = not has(row, "pl | B")
-    cached = size if is_sweep else None
-    layers = int(row.get("n_gpu_layers", -1))
-    held, once = Held(gpu_layers=layers if layers >= 0 else None), "measured once"
-    figures = []
-    if prompt:
-        time_s, notes = (
-            replace(measured(first_of(row, _PREFILL_S), _PREFILL_S), repeats=1),
-            (once, *_chunks(row, prompt)),
-        )
-        shape = Shape(sequences, prompt, cached, new or None)
-        figures.append(Figure("prefill", shape, time_s, held=held, notes=notes))
-    if new:
-        # With -sgs one sequence after the other: as many steps for each, at batch 1.
-        together = 1 if str(row.get("is_tg_separate")) == "1" else batch
-        time_s = replace(measured(first_of(row, _DECODE_S), _DECODE_S).times(together / batch / new), repeats=1)
-        shape = Shape(together, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
-        notes = (once, *(["all sequences share the prompt's cache"] if is_kept_once else []))
-        held = replace(held, cached_once=prompt if is_kept_once else 0)
-        figures.append(Figure("decode", shape, time_s, held=held, notes=notes))
-    return figures
+    # With -sgs one sequence after the other: as many steps for each, at batch 1.
+    together = 1 if str(row.get("is_tg_separate")) == "1" else batch
+    return {
+        "prompt_len": prompt or None,
+        "new_tokens": new or None,
+        "cached": None if prompt else 0,
+        "cached_once": prompt if is_kept_once else 0,
+        "prompts": 1 if is_kept_once or str(row.get("is_pp_shared")) == "1" else batch,
+        "batch_size": together,
+        "loop": new * batch / together,
+        "n_gpu_layers": None if int(row.get("n_gpu_layers", -1)) < 0 else row["n_gpu_layers"],
+        "notes": {
+            "prefill": _chunks(row, prompt),
+            "decode": ["all sequences share the prompt's cache"] * is_kept_once,
+        },
+    }
 
 
-_PREFILL_S, _DECODE_S = "t_pp | T_PP s", "t_tg | T_TG s"
-_SWEEP = Format(
-    tool="sweep-bench",
-    has=("pp | PP", "tg | TG", _PREFILL_S, _DECODE_S),
+LLAMA_BATCHED_BENCH = Format(
+    tool="llama-batched-bench",
+    has=("pp | PP", "tg | TG", "t_pp | T_PP s", "t_tg | T_TG s", "pl | B"),
     records=_with_header,
-    figures=_batched_figures,
+    more=_of_batches,
+    figures=batches,
+    notes={"prefill": ("measured once",), "decode": ("measured once",)},
+    repeats=1,
     settings={"settings": "settings"},
     packed_dtype=_PACKED_DTYPE,
 )
-LLAMA_BATCHED_BENCH = (replace(_SWEEP, tool="llama-batched-bench", has=(*_SWEEP.has, "pl | B")), _SWEEP)

@@ -28,9 +28,8 @@ _HIDDEN = re.compile(r"\$|--config\b")
 _COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)((?:[^\n\\]|\\\s*\n)*)")
 # A log or a container may print something before a label.
 _LABELLED = re.compile(r"([A-Z\[][\w ()/\[\]-]*?)[ \t]*: +(\S.*?)[ \t]*$", re.MULTILINE)
-_SERVING_NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
 # Keys of JSON, and paths of keys, that are not the label.
-_SERVING_KEYS = {
+_KEYS = {
     "successful_requests": "completed",
     "benchmark_duration_s": "duration",
     "total_generated_tokens": "total_output_tokens",
@@ -41,6 +40,19 @@ _SERVING_KEYS = {
     "acceptance_length": "spec_decode_acceptance_length",
     "drafts": "spec_decode_num_drafts",
     "draft_tokens": "spec_decode_draft_tokens",
+    "request_throughput_req_sec": "performance.request_throughput_req_s",
+    "total_output_throughput_tokens_sec": "performance.system_output_throughput_tok_s",
+    "token_throughput_tokens_sec": "performance.system_output_throughput_tok_s",
+    "total_token_throughput_tokens_sec": "performance.system_total_throughput_tok_s",
+    "total_latency_ms": "performance.total_latency_ms",
+    "average_request_latency_ms": "performance.avg_request_latency_ms",
+    "average_time_to_first_token_ttft_ms": "streaming_metrics.avg_ttft_ms",
+    "average_time_per_output_token_tpot_ms": "streaming_metrics.avg_tpot_ms",
+    "al_average": "decoding_stats.acceptance_length",
+    "dataset_path": "dataset.path",
+    "model": "engine.model",
+    "quantization": "engine.quantization",
+    "tensorrt_llm_version": "engine.version",
 }
 
 
@@ -48,13 +60,13 @@ def printed_records(text: str) -> list[Record]:
     """The reports in a text, each as the record of its JSON; empty without one."""
     # Of several reports of TensorRT-LLM it is not known which line belongs to which one, so their reader refuses them.
     trtllm = [_labelled(text)] * len(_TRTLLM.findall(text))
-    return [*_serving(text), *_latency(text), *_throughput(text), *trtllm, *_perf(text)]
+    return [*_serving(text), *_latency(text), *_throughput(text), *trtllm]
 
 
 def _labelled(text: str) -> dict[str, str]:
-    """The values after the labels of lines, by label in lower case, as `mean_ttft_ms`; of several the last."""
-    found = {re.sub(r"\W+", "_", label.lower()).strip("_"): value for label, value in _LABELLED.findall(text)}
-    return {name: value for name, value in found.items() if value not in ("not set", "None")}
+    """The values after the labels of lines, by the key of JSON or by the label, `mean_ttft_ms`; of several the last."""
+    found = ((re.sub(r"\W+", "_", label.lower()).strip("_"), value) for label, value in _LABELLED.findall(text))
+    return {_KEYS.get(name, name): value for name, value in found if value not in ("not set", "None")}
 
 
 def _serving(text: str) -> Iterator[Record]:
@@ -62,10 +74,10 @@ def _serving(text: str) -> Iterator[Record]:
     before, *blocks = _SERVING.split(text)
     for block in blocks:
         body, *rest = _END.split(block, maxsplit=1)
-        named = {_SERVING_KEYS.get(name, name): value for name, value in _labelled(before + body).items()}
+        named = _labelled(before + body)
         before = "".join(rest)
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
-        yield dict.fromkeys(_SERVING_NEEDED, "") | named | ({"sharegpt_output_len": ""} if "backend" in named else {})
+        yield named | ({"sharegpt_output_len": ""} if "backend" in named else {})
 
 
 def _latency(text: str) -> Iterator[Record]:
@@ -77,7 +89,8 @@ def _latency(text: str) -> Iterator[Record]:
             usual = {} if _HIDDEN.search(commands[-1]) else _DEFAULTS
             options = usual | {name: value for name, value in given.items() if value.isdecimal()}
         percentiles = dict(_PERCENTILE.findall(report["rest"]))
-        yield {**options, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
+        gpus = {"gpus": options.get("tensor_parallel_size") or options.get("tp")}
+        yield {**options, **gpus, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
 
 
 def _throughput(text: str) -> Iterator[Record]:
@@ -87,23 +100,6 @@ def _throughput(text: str) -> Iterator[Record]:
         requests = {"elapsed_time": _HOUR_S, "num_requests": max(1, round(_HOUR_S * per_s))}
         lengths = {"input_len": round((total - output) / per_s), "output_len": round(output / per_s)}
         yield {**requests, **lengths, "requests_per_second": per_s, "tokens_per_second": total}
-
-
-def _perf(text: str) -> Iterator[Record]:
-    """Tables of GenAI-Perf and AIPerf, with the only concurrency in the commands around them."""
-    given = {*re.findall(r"--concurrency[ =]+(\d+)", text)}
-    config = {"concurrency": given.pop()} if len(given) == 1 else {}
-    record: dict[str, object] = {}
-    for line in text.splitlines():
-        label, *cells = [cell.strip() for cell in re.split("[│┃]", line)[1:-1]] or [""]
-        if label in ("Statistic", "Metric"):
-            yield from [record] * bool(record)
-            columns, tool = cells, {"perf_analyzer": ""} if "NVIDIA GenAI-Perf" in text else {}
-            record = {"input_config": {**config, **tool}}
-        elif record and (named := re.fullmatch(r"(.+) \((.+)\)", label)):
-            values = {name: cell.replace(",", "") for name, cell in zip(columns, cells, strict=False) if cell != "N/A"}
-            record[named[1].lower().replace(" ", "_")] = {**values, "unit": named[2]}
-    yield from [record] * bool(record)
 
 
 # What ollama, llama.cpp, mlx_lm and LM Studio print about a request, by the keys of their JSON.
@@ -126,7 +122,6 @@ _CONSOLES = (
         "Prompt: {prompt_tokens} tokens, {prompt_tps} tokens-per-sec",
         "Generation: {generation_tokens} tokens, {generation_tps} tokens-per-sec",
         "Timing with prompt_tokens={prompt_tokens}, generation_tokens={generation_tokens}, batch_size=1.",
-        "Timing with prompt_tokens={prompt_tokens} and generation_tokens={generation_tokens}.",
         "Averages: prompt_tps={prompt_tps}, generation_tps={generation_tps}, peak",
     ),
     (

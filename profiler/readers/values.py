@@ -18,8 +18,6 @@ Settings = tuple[tuple[str, str], ...]
 _LONGEST_TEXT = 200
 # No time, rate, size or count is outside of these.
 _LEAST, _MOST = 1e-18, 1e15
-SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Units of time that JSON names next to a number."""
 # What names a model, in order of preference.
 _OF_MODEL = ("precision", "model's name", "size", "params", "model_size", "parameters")
 
@@ -131,18 +129,16 @@ def number_at(record: Record, paths: str) -> float | None:
 
 
 def needed(record: Record, paths: str) -> float:
-    """The same; raises RequestError naming the paths if there is no number."""
+    """The same; raises RequestError naming the last path if there is no number."""
     if (number := number_at(record, paths)) is None:
-        raise RequestError(f"{paths} is missing.")
+        raise RequestError(f"{paths.rpartition(' | ')[2]} is missing.")
     return number
 
 
 def whole_at(record: Record, paths: str, least: int = 1) -> int | None:
     """The first value at one of `paths` as an integer; None if all are missing. Raises RequestError if it is none."""
-    for path in paths.split(" | "):
-        if (value := first_of(record, path)) is not None:
-            return whole_of(value, path.rpartition(".")[2], least)
-    return None
+    value = first_of(record, paths)
+    return None if value is None else whole_of(value, paths.partition(" | ")[0], least)
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:

@@ -19,7 +19,6 @@ from profiler.comparison.side import read_side, side_of_file
 from profiler.comparison.text import difference_lines
 from profiler.errors import RequestError, RunError
 from profiler.readers.detect import read_foreign
-from profiler.store.folder import read_document, read_gathered
 
 ROOT = Path(__file__).parents[2]
 _EVEN = (0.99, 0.995, 1.0, 1.005, 1.01)
@@ -95,17 +94,6 @@ def test_markdown_has_a_sweep_in_shortened_columns(tmp_path: Path) -> None:
         (("n_gpu_layers", "10"),): pytest.approx(0.0),
         (("n_gpu_layers", "20"),): pytest.approx(1.0),
     }
-
-
-def test_several_models_are_distinguished_by_their_shortest_name(tmp_path: Path) -> None:
-    models = [
-        {"model_filename": f"/m/{n}.gguf", "model_type": f"llama {n}B", "model_n_params": n * 10**8} for n in (1, 7)
-    ]
-    side = read_side(written(tmp_path / "a", *(row(0.1, **model) for model in models)))
-    assert [key.settings for key in side.cells] == [
-        (("precision", "llama 1B"),),
-        (("precision", "llama 7B"),),
-    ]
 
 
 def test_two_rows_that_nothing_distinguishes_are_refused(tmp_path: Path) -> None:
@@ -189,17 +177,9 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
     """A cell is timed once per round; copied lines would halve every variance without new measurements."""
     folder = tmp_path / "run"
     shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen4", folder)
-    document = read_document(folder)
-    repetitions = read_gathered(folder, document).repetitions
-    assert all(
-        len({repetition.round for repetition in cell_repetitions}) == len(cell_repetitions)
-        for cell_repetitions in repetitions.values()
-    )
     samples = folder / "samples.jsonl"
     samples.write_text(samples.read_text() * 2)
     with pytest.raises(RunError, match=r"samples.jsonl contains a repetition of .* twice"):
-        read_gathered(folder, document)
-    with pytest.raises(RunError, match="twice"):
         read_side(folder)
 
 

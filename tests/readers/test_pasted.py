@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from foreign_files import FILES, record
+from foreign_files import FILES, holds
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import ForeignFile, Shape
+from profiler.readers.figures import ForeignFile
 
 TABLE = (FILES / "llama-bench-moe.md").read_text()
 
@@ -30,18 +30,6 @@ def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
         ((swept, "128"),): pytest.approx((0.0150, 0.0151, 0.0152)),
     }
     assert (file.tool, file.gpus) == ("vllm bench sweep", 2)
-
-
-def test_lengths_that_a_dataset_only_promises_are_reported_first() -> None:
-    assert read_foreign(FILES / "trtllm-bench.txt").remarks == (
-        "its requests have 128 tokens in and 28 out on average, though the dataset is called 128_128_30000.jsonl.",
-    )
-
-
-def test_a_pinned_acceptance_is_reported() -> None:
-    """2,056 of 8,192 tokens are left when the texts are tokenised again; the file names 8 GPUs."""
-    file = read_foreign(FILES / "sglang-mtp.jsonl")
-    assert ("pinned" in file.remarks[0], file.gpus) == (True, 8)
 
 
 BEFORE = "$ ./llama-bench -m gpt-oss.gguf\nggml_cuda_init: found 1 CUDA devices:\n"
@@ -81,7 +69,7 @@ def test_a_csv_that_lost_rows_is_named(tmp_path: Path) -> None:
     head, row = "batch_size,prompt_len,new_tokens,latency_s\n", "1,64,32,0.02\n"
     for rest in ("4,64,3", '2,64,"32,0.03\n' + row):
         cut = read(head + row + row.replace("64", "128") + rest, tmp_path / "f")
-        assert [figure.shape.prompt_len for figure in cut.figures] == [64, 128]
+        assert [figure.prompt_len for figure in cut.figures] == [64, 128]
         assert "row 3 is cut or broken" in cut.remarks[0]
     with pytest.raises(RequestError, match="several columns called latency_s"):
         read("batch_size,prompt_len,latency_s,latency_s\n1,64,0.02,0.03\n", tmp_path / "f")
@@ -101,39 +89,6 @@ def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
     assert names == {"precision", "n_ubatch"}
 
 
-def test_rates_of_llama_benchy_tell_whether_a_prompt_was_cached(tmp_path: Path) -> None:
-    """Its table with prefix caching, without the rows `ctx_`: 2,048 tokens over a cache of 32,768 in 450 ms."""
-    lines = (FILES / "llama-benchy-cached.md").read_text().splitlines()
-    file = read("\n".join(line for line in lines if "ctx_" not in line), tmp_path / "f")
-    prefill = next(figure for figure in file.figures if figure.covers == "prefill" and figure.shape.context_len)
-    assert (prefill.shape.prompt_len, prefill.shape.context_len) == (2048, 32_768)
-    assert prefill.time.value == pytest.approx(0.45044)
-
-
-def test_an_unknown_column_is_named(tmp_path: Path) -> None:
-    """A typing error in an optional column must not go unseen."""
-    file = read((FILES / "table.csv").read_text().replace("new_tokens", "luck"), tmp_path / "f")
-    assert file.remarks == ("columns that are not read: luck.",)
-
-
-def test_a_csv_may_have_a_title_and_text_below(tmp_path: Path) -> None:
-    rows = "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,104.9\n"
-    for text in (
-        f"My results, RTX 4090\n\n{rows}\nmeasured on Monday\n",
-        rows.replace(",", ";"),
-        rows.replace(",", "\t"),
-    ):
-        [figure] = read(text, tmp_path / "f").figures
-        assert figure.time.value == pytest.approx(1 / 104.9)
-
-
-def test_json_between_other_lines_is_read(tmp_path: Path) -> None:
-    text = f"$ cat result.json\n{(FILES / 'vllm-serve.json').read_text()}\n$\n"
-    assert read(text, tmp_path / "f").tool == "vllm bench serve"
-    table = "| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n```json\n"
-    assert read(f"{table}{(FILES / 'vllm-serve.json').read_text()}\n```\n", tmp_path / "f").tool == "vllm bench serve"
-
-
 def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     """Two runs on two GPUs each are not one on four, and a header names the settings of its own table."""
     two = (FILES / "llama-bench-two-gpus.md").read_text()
@@ -145,59 +100,17 @@ def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     assert {figure.settings for figure in file.figures} == {(("flash_attn", value),) for value in "01"}
 
 
-@pytest.mark.parametrize(
-    ("command", "shape"),
-    [
-        ("--input_len 1024 --batch_size=32 -tp 8", (32, 1024, 128, 8)),
-        ("--input-len $IN --batch-size ${BS} --output-len 64 --tensor_parallel_size '2'", (None, None, 64, 2)),
-        ("--input-len 64 --input-len \\\n 256 $MORE", (None, 256, None, None)),
-        ("--model m", (8, 32, 128, None)),
-    ],
-)
-def test_options_of_a_command_are_read_as_its_parser_does(
-    command: str, shape: tuple[int | None, ...], tmp_path: Path
-) -> None:
-    """Underscores and dashes are the same, the last value counts, and what the shell fills in is unknown."""
-    report = (FILES / "vllm-latency.txt").read_text().partition("Avg")[2]
-    file = read(f"$ vllm bench latency {command}\nAvg{report}", tmp_path / "f")
-    [figure] = file.figures
-    assert (figure.shape.batch_size, figure.shape.prompt_len, figure.shape.new_tokens, file.gpus) == shape
-
-
 @pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "trtllm-bench.txt"])
 def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="it has 2 reports; give each a file"):
         read(2 * (FILES / name).read_text(), tmp_path / "f")
 
 
-def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:
-    """Acceptance length 3.20; 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4."""
-    more = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
-    report = (FILES / "vllm-serve.txt").read_text().rstrip().removesuffix("=" * 50) + more
-    decode = read(report, tmp_path / "f").figures[1]
-    assert (decode.tokens.given, decode.tokens.processed) == (3.2, 4)
-    assert decode.time.value == pytest.approx(3.2 * 0.01708)
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ((FILES / "vllm-log.txt").read_text(), "log of a vLLM server.*--save-result"),
-        ("Decode batch. #running-req: 1, gen throughput (token/s): 95.1, #queue-req: 0\n", "SGLang server"),
-    ],
-)
-def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=what) as refused:
-        read(text, tmp_path / "f")
-    assert "batch_size, prompt_len, new_tokens, tokens_per_s" in str(refused.value)
-
-
-def test_rates_of_vllm_throughput_give_its_shapes(tmp_path: Path) -> None:
-    """1,366.09 and 1,369.41 tokens/s of 5.35 requests/s are 255 in and 256 out; the batch is not in the line."""
-    text = "Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n"
-    [figure] = read(text, tmp_path / "f").figures
-    assert (figure.shape.batch_size, figure.shape.prompt_len, figure.shape.new_tokens) == (None, 255, 256)
-    assert figure.with_shape(Shape(32)).time.value == pytest.approx(32 / 5.35)
+def test_what_cannot_be_read_names_the_option_that_writes_a_file(tmp_path: Path) -> None:
+    log = "Decode batch. #running-req: 1, gen throughput (token/s): 95.1, #queue-req: 0\n"
+    for text, what in (((FILES / "vllm-log.txt").read_text(), "vLLM server.*--save-result"), (log, "SGLang server")):
+        with pytest.raises(RequestError, match=f"log of an? {what}.* batch_size, prompt_len, new_tokens, tokens_per_s"):
+            read(text, tmp_path / "f")
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
@@ -206,7 +119,7 @@ def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
     twice = f"Maximum request concurrency: 4\n{report}\nMaximum request concurrency: 8\n{report}"
     for prefix in ("", "bench-1  | ", "# ", "(APIServer pid=12) ", "[1,0]<stdout>: "):
         text = "".join(f"{prefix}{line}\n" for line in twice.splitlines())
-        caps = [figure.shape.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
+        caps = [figure.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
         assert caps == [4, 8]
 
 
@@ -240,105 +153,11 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     file = read(
         head + draft + timings + timings.replace("draft acceptance", "x").replace("accepted", "x"), tmp_path / "f"
     )
-    assert {(figure.held.weight_bytes, figure.held.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
+    assert {(figure.weight_bytes, figure.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
     first, second = (figure for figure in file.figures if figure.covers == "decode")
     assert (first.settings, second.settings) == ((("run", "1"),), (("run", "2"),))
-    assert (first.tokens.given, first.tokens.processed, second.tokens.given) == (2, 2.5, 1)
+    assert (first.gives, first.processes, second.gives) == (2, 2.5, 1)
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
-
-
-def test_what_ollama_holds_on_the_cpu_and_slots_are_doubts(tmp_path: Path) -> None:
-    text = (FILES / "ollama.txt").read_text()
-    for above, on_host, unsaid in (("43%/57% CPU/GPU", True, False), ("100% GPU", False, False), ("", False, True)):
-        file = read(f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {above} 4 minutes\n{text}", tmp_path / "f")
-        assert {figure.held.weights_on_host for figure in file.figures} == {on_host}
-        assert ("all layers on the GPU" in file.remarks[0]) == unsaid
-    text = (FILES / "llama-server-drafts.txt").read_text()
-    file = read(text + text[text.index("0.11") :].replace("id  0", "id  1"), tmp_path / "f")
-    assert "no other request at the same time" in file.remarks[0]
-
-
-def test_drafts_of_a_request_that_was_cut_off_belong_to_no_other(tmp_path: Path) -> None:
-    """51 accepted tokens of 4.64 per step are 11 steps, which wrote 60 tokens: the last one gave more than it wrote."""
-    times = "prompt eval time = 8476.55 ms / 1938 tokens (\n eval time = 1834.34 ms / 61 tokens (\n"
-    lines = [f"draft acceptance = 0.9 ( {n} generated), mean len = {mean}\n" for n, mean in DRAFTS]
-    file = read(lines[0] + times + lines[1], tmp_path / "f")
-    _, decode = file.figures
-    assert decode.settings == ()
-    assert decode.time.value == pytest.approx(1.83434 / 11)
-    assert (decode.tokens.given, decode.tokens.processed) == (pytest.approx(60 / 11), 6)
-
-
-DRAFTS = (("108 accepted / 160", 4.38), ("51 accepted / 55", 5.64))
-
-
-def test_a_command_may_name_the_layers_on_the_gpu(tmp_path: Path) -> None:
-    """What was loaded counts, if the log has it. Options for experts name those in the host's memory."""
-    text = (FILES / "llama-cli.txt").read_text()
-    for option, on_host in (("-cmoe", True), ("--n-cpu-moe 8", True), ("-ot exps=CPU", True), ("-ncmoe 0", False)):
-        figures = read(f"$ llama-cli -ngl 99 {option} -m x.gguf\n{text}", tmp_path / "f").figures
-        assert {figure.held.weights_on_host for figure in figures} == {on_host}
-    loaded = "load_tensors: offloaded 12/33 layers to GPU\n"
-    for above, layers in (("-ngl 30 -fa\n", 30), ("--n-gpu-layers 30\n", 30), (f"-ngl 30\n{loaded}", 12)):
-        text = re.sub(r"(?m)^.*(offloaded|-ngl ).*\n", "", text)
-        file = read(f"$ llama-cli -m x.gguf {above}{text}", tmp_path / "f")
-        assert {figure.held.gpu_layers for figure in file.figures} == {layers}
-
-
-def test_a_copy_of_lm_studios_window_may_have_a_line_for_each_part(tmp_path: Path) -> None:
-    text = (FILES / "lm-studio-window.txt").read_text()
-    file = read(text.replace(" • ", "\n\n•\n\n"), tmp_path / "f")
-    assert list(file.figures) == list(read_foreign(FILES / "lm-studio-window.txt").figures)
-
-
-def test_the_first_benchmark_of_mlx_had_no_batch(tmp_path: Path) -> None:
-    text = (
-        "Timing with prompt_tokens=2048 and generation_tokens=128.\nTrial 1:  prompt_tps=9.1, generation_tps=2.0, p\n"
-    )
-    text += "Averages: prompt_tps=2902.166, generation_tps=205.099, peak_memory=3.285\n"
-    prefill, decode = read(text, tmp_path / "f").figures
-    assert (decode.shape.batch_size, decode.shape.prompt_len, decode.shape.new_tokens) == (1, 2048, 128)
-    assert prefill.time.value == pytest.approx(2048 / 2902.166)
-    assert decode.time.value == pytest.approx(128 / 205.099 / 127)
-
-
-def test_the_table_of_genai_perf_is_its_json(tmp_path: Path) -> None:
-    """Its numbers have commas between thousands; the concurrency is in the command."""
-    found = record("genai-perf.json")
-    names = ("request_throughput", "request_latency", "time_to_first_token", "inter_token_latency")
-    names += ("output_token_throughput", "output_sequence_length", "input_sequence_length")
-    rows = [f"┃ {'Statistic':>20} ┃ avg ┃ min ┃ p50 ┃"]
-    for name in names:
-        cells = (f"{found[name][of]:,.4f}" if of in found[name] else "N/A" for of in ("avg", "min", "p50"))
-        rows.append(f"│ {name.replace('_', ' ').title()} ({found[name]['unit']}) │ {' │ '.join(cells)} │")
-    table = "\n".join(["$ genai-perf profile -m ensemble --concurrency 100", "NVIDIA GenAI-Perf | LLM Metrics", *rows])
-    file, expected = read(table, tmp_path / "f"), read_foreign(FILES / "genai-perf.json")
-    assert (file.tool, file.settings["concurrency"]) == ("genai-perf", "100")
-    for figure, other in zip(file.figures, expected.figures, strict=True):
-        assert figure.time.value == pytest.approx(other.time.value, rel=1e-4)
-        assert (figure.covers, figure.shape.prompt_len, figure.shape.new_tokens) == (
-            other.covers,
-            other.shape.prompt_len,
-            other.shape.new_tokens,
-        )
-
-
-def test_times_between_tokens_stand_for_those_per_token(tmp_path: Path) -> None:
-    """Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time."""
-    report = re.sub(r"-----Time per Output(.*\n){4}", "", (FILES / "sglang-serving.txt").read_text())
-    file = read(report, tmp_path / "f")
-    assert "the time between arrivals is used" in file.remarks[0]
-    decode = file.figures[1]
-    assert (decode.shape.batch_size, decode.tokens.given) == (1, 2.46)
-    assert decode.time.value == pytest.approx(2.46 * 7.64e-3)
-
-
-def test_a_gpu_that_shares_the_hosts_memory_did_not_run_beside_another(tmp_path: Path) -> None:
-    vulkan = "ggml_vulkan: 0 = AMD Radeon RX 7900 XT (RADV NAVI31) (radv) | uma: 0 | fp16: 1\n"
-    shared = "ggml_vulkan: 1 = V3D 7.1.10.2 (V3DV Mesa) | uma: 1 | fp16: 0\n"
-    for devices, name in ((vulkan + shared, "AMD Radeon RX 7900 XT"), (shared.replace("1 =", "0 ="), "V3D 7.1.10.2")):
-        file = read(devices + TABLE, tmp_path / "f")
-        assert (file.stages, file.settings["device"]) == (1, name)
 
 
 def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:
@@ -352,3 +171,99 @@ def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:
             "eval time =       0.00 ms /     1 runs   (    0.00 ms per token,      inf tokens per second)",
             tmp_path / "f",
         )
+
+
+def text_of(name: str) -> str:
+    return (FILES / name).read_text()
+
+
+ROWS = "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,104.9\n"
+BENCHY = "\n".join(line for line in text_of("llama-benchy-cached.md").splitlines() if "ctx_" not in line)
+DRAFTED = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
+THROUGHPUT = "Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n"
+LATENCY = "Avg" + text_of("vllm-latency.txt").partition("Avg")[2]
+CLI = re.sub(r"(?m)^.*(offloaded|-ngl ).*\n", "", text_of("llama-cli.txt"))
+LOADED = "load_tensors: offloaded 12/33 layers to GPU\n"
+SERVER = text_of("llama-server-drafts.txt")
+TIMINGS = SERVER[SERVER.index("0.11") :]
+CUT_OFF = (
+    "draft acceptance = 0.9 ( 108 accepted / 160 generated), mean len = 4.38\n"
+    "prompt eval time = 8476.55 ms / 1938 tokens (\n eval time = 1834.34 ms / 61 tokens (\n"
+    "draft acceptance = 0.9 ( 51 accepted / 55 generated), mean len = 5.64\n"
+)
+VULKAN = "ggml_vulkan: 0 = AMD Radeon RX 7900 XT (RADV NAVI31) (radv) | uma: 0 | fp16: 1\n"
+SHARED = "ggml_vulkan: {} = V3D 7.1.10.2 (V3DV Mesa) | uma: 1 | fp16: 0\n"
+
+
+def processor(share: str) -> str:
+    """What `ollama ps` prints above a request."""
+    return f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {share} 4 minutes\n" + text_of("ollama.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "covers", "expected", "said"),
+    [
+        (text_of("trtllm-bench.txt"), "generate", {},
+         "its requests have 128 tokens in and 28 out on average, though the dataset is called 128_128_30000.jsonl."),
+        # 2,056 of 8,192 tokens are left when the texts are tokenised again; the file names 8 GPUs.
+        (text_of("sglang-mtp.jsonl"), "decode", {"gpus": 8}, "pinned"),
+        # Its table with prefix caching, without the rows `ctx_`: 2,048 tokens over a cache of 32,768 in 450 ms.
+        (BENCHY, "prefill", {"prompt_len": 2048, "context_len": 32_768, "seconds": 0.45044}, ""),
+        # A typing error in an optional column must not go unseen.
+        (text_of("table.csv").replace("prompt_len", "luck").replace("new_tokens", "prompt_len"), "prefill", {},
+         "columns that are not read: luck."),
+        # A CSV may have a title and text below, or other signs between its cells.
+        (f"My results, RTX 4090\n\n{ROWS}\nmeasured on Monday\n", "decode", {"seconds": 1 / 104.9}, ""),
+        (ROWS.replace(",", ";"), "decode", {"seconds": 1 / 104.9}, ""),
+        (ROWS.replace(",", "\t"), "decode", {"seconds": 1 / 104.9}, ""),
+        # JSON between other lines, and below a table of something else.
+        (f"$ cat result.json\n{text_of('vllm-serve.json')}\n$\n", "decode", {"tool": "vllm bench serve"}, ""),
+        (f"| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n```json\n{text_of('vllm-serve.json')}\n```\n", "decode",
+         {"tool": "vllm bench serve"}, ""),
+        # A command above a report names its GPUs.
+        ("$ vllm serve m -tp 2 --port 1\n" + text_of("vllm-serve.txt"), "decode", {"gpus": 2, "model's name": "m"}, ""),
+        ("$ vllm serve m --tensor-parallel-size=4\n" + text_of("vllm-serve.txt"), "decode", {"gpus": 4}, ""),
+        # 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4.
+        (text_of("vllm-serve.txt").rstrip().removesuffix("=" * 50) + DRAFTED, "decode",
+         {"gives": 3.2, "processes": 4.0, "seconds": 3.2 * 0.01708}, ""),
+        # 1,366.09 and 1,369.41 tokens/s are 255 in and 256 out, in an hour's requests; the batch is not in the line.
+        (THROUGHPUT, "generate",
+         {"batch_size": None, "prompt_len": 255, "new_tokens": 256, "requests": 19_260, "seconds": 3600.0}, ""),
+        # Underscores and dashes are the same, the last value counts, and what the shell fills in is unknown.
+        ("$ vllm bench latency --input_len 1024 --batch_size=32 -tp 8\n" + LATENCY, "generate",
+         {"batch_size": 32, "prompt_len": 1024, "new_tokens": 128, "gpus": 8}, ""),
+        ("$ vllm bench latency --input-len $IN --batch-size ${BS} --output-len 64 --tensor_parallel_size '2'\n"
+         + LATENCY, "generate", {"batch_size": None, "prompt_len": None, "new_tokens": 64, "gpus": 2}, ""),
+        ("$ vllm bench latency --input-len 64 --input-len \\\n 256 $MORE\n" + LATENCY, "generate",
+         {"batch_size": None, "prompt_len": 256, "new_tokens": None, "gpus": None}, ""),
+        ("$ vllm bench latency --model m\n" + LATENCY, "generate",
+         {"batch_size": 8, "prompt_len": 32, "new_tokens": 128, "gpus": None}, ""),
+        # What was loaded counts, if the log has it. Options for experts name those in the host's memory.
+        ("$ llama-cli -ngl 99 -cmoe\n" + CLI, "decode", {"weights_on_host": True}, ""),
+        ("$ llama-cli -ngl 99 --n-cpu-moe 8\n" + CLI, "decode", {"weights_on_host": True}, ""),
+        ("$ llama-cli -ngl 99 -ot exps=CPU\n" + CLI, "decode", {"weights_on_host": True}, ""),
+        ("$ llama-cli -ngl 99 -ncmoe 0\n" + CLI, "decode", {"weights_on_host": False}, ""),
+        ("$ llama-cli -ngl 30 -fa\n" + CLI, "decode", {"gpu_layers": 30}, ""),
+        ("$ llama-cli --n-gpu-layers 30\n" + CLI, "decode", {"gpu_layers": 30}, ""),
+        ("$ llama-cli -ngl 30\n" + LOADED + CLI, "decode", {"gpu_layers": 12}, ""),
+        # What ollama holds on the CPU.
+        (processor("43%/57% CPU/GPU"), "decode", {"weights_on_host": True}, "does not say it: no token from"),
+        (processor("100% GPU"), "decode", {"weights_on_host": False}, "does not say it: no token from"),
+        (processor(""), "decode", {"weights_on_host": False}, "all layers on the GPU"),
+        (SERVER + TIMINGS.replace("id  0", "id  1"), "decode", {}, "no other request at the same time"),
+        # Drafts of a request that was cut off belong to no other. 51 accepted tokens of 4.64 per step are 11 steps,
+        # which wrote 60 tokens: the last one gave more than it wrote.
+        (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "gives": 60 / 11, "processes": 6.0}, ""),
+        # A copy of LM Studio's window may have a line for each part.
+        (text_of("lm-studio-window.txt").replace(" • ", "\n\n•\n\n"), "decode",
+         {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),
+        # Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time.
+        (re.sub(r"-----Time per Output(.*\n){4}", "", text_of("sglang-serving.txt")), "decode",
+         {"batch_size": 1, "gives": 2.46, "seconds": 2.46 * 7.64e-3}, "the time between arrivals is used"),
+        # A GPU that shares the host's memory did not run beside another.
+        (VULKAN + SHARED.format(1) + TABLE, "decode", {"stages": 1, "device": "AMD Radeon RX 7900 XT"}, ""),
+        (SHARED.format(0) + TABLE, "decode", {"stages": 1, "device": "V3D 7.1.10.2"}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_pasted_says(text: str, covers: str, expected: dict[str, object], said: str, tmp_path: Path) -> None:
+    holds(read(text, tmp_path / "f"), covers, expected, said)

@@ -45,7 +45,6 @@ from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import Shape
 from profiler.report.progress import Listener
 from profiler.report.write import write_report
 from profiler.run.judge_folder import judge_folder
@@ -344,7 +343,7 @@ def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
 
 def used(file: Path) -> None:
     result_file = read_foreign(file)
-    rows = [placed(figure.with_shape(Shape()), (1e-3, 1e-3, None), "yes", True) for figure in result_file.figures]
+    rows = [placed(figure.with_shape(), (1e-3, 1e-3, None), "yes", True) for figure in result_file.figures]
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
     json_text(dumped(comparison_document(compare_sides(side, side))))
