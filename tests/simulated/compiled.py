@@ -35,9 +35,7 @@ class Compiled:
     again, as in torch's cudagraph trees.
     """
 
-    def __init__(
-        self, host: Host, function: Callable[..., Any], *, mode: str | None = None, dynamic: bool | None = None
-    ) -> None:
+    def __init__(self, host: Host, function: Any, *, mode: Any = None, dynamic: Any = None, **_: Any) -> None:
         self._host = host
         self._function = function
         self._captured = mode == "reduce-overhead"
