@@ -53,8 +53,8 @@ class Phase:
     dequantise_s: float
     beside_s: float
     """The other kernel time: losses, and work that the algorithm does not need."""
-    copied_s: float
-    """The part of it in which a growing cache is copied."""
+    traffic_s: float
+    """The part of it in kernels without arithmetic that are longer than the smallest: they only move bytes."""
     link_s: float
     peak_bytes: int
 
@@ -180,7 +180,11 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, needed: _Needed, queri
         "latency_s": latency_s, "device_s": device_s, "exposed_overhead_s": max(0.0, latency_s - device_s),
         "weights_s": weights_s, "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
-        "copied_s": sum(kernel.duration_s for kernel in middle if _copies_cache(kernel)),
+        "traffic_s": sum(
+            kernel.duration_s
+            for kernel in middle
+            if not kernel.flops and not kernel.link_s and kernel.duration_s > truth.smallest_kernel_s
+        ),
         "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
@@ -191,11 +195,6 @@ def _kept_share(config: Any) -> float:
         return 1.0
     expanded = config.num_attention_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
     return float((rank + config.qk_rope_head_dim) / expanded)
-
-
-def _copies_cache(kernel: Kernel) -> bool:
-    """Whether a kernel joins a cache and new tokens; rotary embeddings join two halves of one size."""
-    return kernel.name.startswith("aten.cat") and kernel.reads[0][1] != kernel.reads[-1][1]
 
 
 def _part(kernel: Kernel) -> str | None:

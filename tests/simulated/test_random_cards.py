@@ -51,14 +51,16 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
 
 def right_labels(phase: Phase) -> set[str]:
     """Return the labels that the log of a card allows: a limit has nearly half of its time, and what has most of it
-    is named. Copies of a cache are bytes."""
+    is named. Redundant traffic is lost time, and bytes."""
     shares = {
         "overhead-bound": phase.exposed_overhead_s / phase.latency_s,
-        "memory-bound": (phase.weights_s + phase.kv_s + phase.copied_s) / phase.device_s,
+        "memory-bound": (phase.weights_s + phase.kv_s) / phase.device_s,
         "compute-bound": phase.compute_s / phase.device_s,
-        "slow-kernels": (phase.beside_s - phase.copied_s) / phase.device_s,
+        "slow-kernels": phase.beside_s / phase.device_s,
     }
     labels = {label for label, share in shares.items() if share > 0.4}
+    if shares["memory-bound"] + phase.traffic_s / phase.device_s > 0.4:
+        labels.add("memory-bound")
     idles = shares.pop("overhead-bound")
     of_card = max(shares, key=lambda label: shares[label])
     if idles > 0.6:
