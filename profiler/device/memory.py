@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _CGROUPS = (
     _CgroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Versions 2 (kernel.org, admin-guide/cgroup-v2) and 1 (cgroup-v1/memory)."""
+_OWN_SEGMENT, _SEGMENT_UNIT, _UNSPLIT = 10 << 20, 2 << 20, 1 << 20
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # proc(5): writing 5 resets the peak resident set size
@@ -139,6 +141,16 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
                 storage = inner.untyped_storage()
                 sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
+
+
+def block_bytes(nbytes: int) -> int:
+    """Return the bytes that torch counts as allocated for a large tensor in a new segment of CUDA memory.
+
+    A segment of 10 MiB or more has a multiple of 2 MiB, and a rest of up to 1 MiB stays with the tensor
+    (c10/cuda/CUDACachingAllocator.cpp, `get_allocation_size` and `should_split`).
+    """
+    segment_bytes = math.ceil(nbytes / _SEGMENT_UNIT) * _SEGMENT_UNIT
+    return segment_bytes if nbytes >= _OWN_SEGMENT and segment_bytes - nbytes <= _UNSPLIT else nbytes
 
 
 def inner_tensors(tensor: Any) -> list[torch.Tensor]:

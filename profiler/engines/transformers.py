@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from profiler.device.machine import Machine, Recording, recorded
-from profiler.device.memory import storage_bytes
+from profiler.device.memory import block_bytes, storage_bytes
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
 from profiler.errors import CaptureError, RequestError
@@ -190,9 +190,8 @@ def _graph_skips() -> int:
 
 
 def _bytes_of(cache: Any) -> int:
-    return storage_bytes(
-        tensor for layer in cache.layers for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
-    )
+    tensors = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    return sum(block_bytes(storage_bytes([tensor])) for tensor in tensors)
 
 
 @dataclass(frozen=True)

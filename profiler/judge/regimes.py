@@ -354,9 +354,11 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     needed_s, moved_s = s.weights_s + s.kv_s, s.weights_s + s.kv_s + s.redundant_s
     lost_s = s.kernel_s + s.dequantise_s
     others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
-    most_s = np.maximum(needed_s, lost_s)
-    leads = (most_s >= DOMINANCE * np.minimum(needed_s, lost_s)) & m.ceilings.overlaps & (s.link_s == 0)
-    leads &= (most_s + s.redundant_s >= DOMINANCE * reduce(np.maximum, others_s)) & _replays_explain(s)
+    leads = np.maximum(needed_s, lost_s) >= DOMINANCE * np.minimum(needed_s, lost_s)
+    # Redundant work counts for the bytes, or for the kernels that lose even more than all bytes take.
+    most_s = np.where(moved_s >= lost_s, moved_s, lost_s + s.redundant_s)
+    leads &= (most_s >= DOMINANCE * reduce(np.maximum, others_s)) & _replays_explain(s)
+    leads &= m.ceilings.overlaps & (s.link_s == 0)
     equal = (larger < DOMINANCE * smaller) | (~by_memory & (s.compute_s < DOMINANCE * moved_s))
     equal |= m.ceilings.overlaps & (larger * (1 - shares.overhead) < DOMINANCE * shares.overhead)
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)

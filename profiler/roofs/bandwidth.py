@@ -37,7 +37,8 @@ _STREAM_LEAST_BYTES = 256 << 20
 _STREAM_MEMORY_SHARE = 0.1
 _GPU_AGREE = 0.01
 _CURVE_SMALLEST = 1 << 20
-# Share of the curve's time for each of its first nine sizes; larger ones, tried for a plateau, have the rest.
+_CURVE_DOUBLINGS = 8
+# Share of the curve's time for each of its first ten sizes; larger ones, tried for a plateau, have the rest.
 _POINT_SHARE = 1 / 18
 # Shares of the time of all streams.
 _CURVE_SHARE, _READ_SHARE, _COPY_SHARE = 0.4, 0.3, 0.15
@@ -137,19 +138,23 @@ def _curve(
 ) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
     """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if memory had room.
 
-    A device may have a second cache besides the one it reports, or share one. Sizes therefore grow until the time per
-    byte is constant, up to a tenth of the memory, `most_bytes` and the time limit.
+    One more size nearly fills the reported cache, which may serve weights that the next power of two exceeds. A device
+    may have a second cache besides the one it reports, or share one. Sizes therefore grow until the time per byte is
+    constant, up to a tenth of the memory, `most_bytes` and the time limit.
     """
-    past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
+    cache_bytes = machine.info.last_level_cache_bytes
+    past_bytes = max(_STREAM_CACHE_MULTIPLE * cache_bytes, _STREAM_LEAST_BYTES)
+    # What a read writes needs some of the cache, too.
+    sizes = {cache_bytes - _CURVE_SMALLEST, *(_STREAM_LEAST_BYTES >> n for n in range(_CURVE_DOUBLINGS + 1))}
     deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
-    nbytes, data = _CURVE_SMALLEST, None
+    data = None
     with attempt("reads of several sizes", machine, missing):
         free_bytes = min(most_bytes, machine.available_bytes() * _STREAM_MEMORY_SHARE)
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(free_bytes, _CURVE_SMALLEST))), machine.device)
-        while nbytes <= data.nbytes:
+        for nbytes in sorted(size for size in sizes if _CURVE_SMALLEST <= size <= data.nbytes):
             with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
-            nbytes *= 2
+        nbytes = 2 * _STREAM_LEAST_BYTES
         # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 µs of 512 MiB.
         tolerance = _GPU_AGREE if machine.is_cuda else AGREE
         while nbytes <= free_bytes and not _is_past(points, past_bytes, tolerance):

@@ -133,7 +133,7 @@ def _is_outdated(known: Ceilings, machine: Machine, most_bytes: float) -> bool:
 
 
 # To be increased whenever a ceiling is measured in another way: cached ceilings are then ignored.
-_METHOD = 7
+_METHOD = 8
 # Reported settings on which ceilings depend; they can differ between cards of one name, or on one card.
 _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)

@@ -185,3 +185,9 @@ def test_settings_of_the_environment_are_short_words_and_numbers(
     found = {"PYTORCH_ALLOC_CONF": value} if kept else {}
     assert device.environment() == found
     assert {name: each for name, each in device.software().items() if name.isupper()} == found
+
+
+@pytest.mark.parametrize(("mib", "counted_mib"), [(9.5, 9.5), (11, 12), (12, 12), (12.75, 12.75), (23.6, 24)])
+def test_a_large_tensor_counts_with_the_rest_of_its_segment(mib: float, counted_mib: float) -> None:
+    """c10/cuda/CUDACachingAllocator.cpp: multiples of 2 MiB from 10 MiB on, of which more than 1 MiB is split off."""
+    assert memory.block_bytes(int(mib * (1 << 20))) == int(counted_mib * (1 << 20))

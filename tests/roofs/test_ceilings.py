@@ -289,6 +289,15 @@ def test_the_curve_is_followed_to_its_plateau(
     assert ceiling_warnings(found) == []
 
 
+def test_the_curve_has_a_size_that_nearly_fills_the_reported_cache() -> None:
+    """A cache of 100 MiB holds weights of 99 MB, of which one of 64 MiB would say nothing, and 128 MiB do not fit."""
+    with SimulatedMemory(keeping(100 * MIB, 160e9, 40e9)) as memory:
+        found = measure_streams(SimulatedMachine(memory, cache_bytes=100 * MIB), 4.5)
+    assert [point.nbytes // MIB for point in found.curve] == [1, 2, 4, 8, 16, 32, 64, 99, 128, 256, 512, 1024]
+    assert found.memory_bytes_per_s_for(99e6) == pytest.approx(160e9, rel=0.03)
+    assert found.memory_bytes_per_s_for(110e6) == pytest.approx(40e9, rel=0.03)
+
+
 def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
     """A cache `times` as fast as memory, with random replacement: it keeps the share h = exp(-(1 - h) N / C)."""
 

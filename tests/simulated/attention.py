@@ -60,8 +60,8 @@ def plan(
 def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> float:
     """Return the FLOPs of a fused kernel: half of the square if the causal flag lets it skip the rest."""
     batch, heads, new, width = query.shape
-    held = key.shape[2]
-    pairs = new * (new + 1) / 2 if causal and new == held else new * held
+    length = key.shape[2]
+    pairs = new * (new + 1) / 2 if causal and new == length else new * length
     return float(2 * batch * heads * pairs * (width + value.shape[-1]))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from .host import Host
 from .native import native
 from .truth import Truth
@@ -76,15 +78,12 @@ class Card:
         )
         self.streams: list[Stream] = []
         self._log: list[Kernel] | None = None
-        self.stream = self.default_stream = Stream(self)
+        self.default_stream = Stream(self)
+        self.use(self.default_stream)
 
-    @property
-    def stream(self) -> Stream:
-        return self._stream
-
-    @stream.setter
-    def stream(self, stream: Stream) -> None:
-        self._stream = stream
+    def use(self, stream: Stream) -> None:
+        """Make a stream the current one."""
+        self.stream = stream
         self.core.queue = stream.core
 
     @property
@@ -95,9 +94,6 @@ class Card:
     def log(self, log: list[Kernel] | None) -> None:
         self._log = log
         self.core.on_kernel = None if log is None else lambda *kernel: log.append(Kernel(*kernel))
-
-    def launch(self, work: Work) -> None:
-        self.core.launch(*work)
 
 
 def speeds(truth: Truth) -> Any:
@@ -116,35 +112,21 @@ class Stream:
     def __init__(self, card: Card) -> None:
         self.card = card
         self.core = native().Queue()
-        self._capture: Graph | None = None
         card.streams.append(self)
 
-    @property
-    def ready_s(self) -> float:
-        return self.core.ready_s
-
-    @property
-    def capture(self) -> Graph | None:
-        return self._capture
-
-    @capture.setter
-    def capture(self, graph: Graph | None) -> None:
-        self._capture = graph
-        self.core.capture = None if graph is None else graph.core
-
     def wait_stream(self, other: Stream) -> None:
-        self.core.ready_s = max(self.ready_s, other.ready_s)
+        self.core.ready_s = max(self.core.ready_s, other.core.ready_s)
 
     def refuse_capture(self) -> None:
         """Raise CUDA's error for a call that a capture cannot record; the capture is then lost."""
-        if self.capture is not None:
-            self.capture.core.invalid = True
+        if self.core.capture is not None:
+            self.core.capture.invalid = True
             raise RuntimeError(CAPTURING)
 
     def wait(self) -> None:
         if self.card.log:
             self.card.log[-1].awaited = True
-        self.card.host.wait_until(self.ready_s)
+        self.card.host.wait_until(self.core.ready_s)
 
 
 class Event:
@@ -153,9 +135,10 @@ class Event:
         self._at_s: float | None = None
         self._stream: Stream | None = None
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        stream = torch.cuda.current_stream() if stream is None else stream
         stream.card.host.advance(stream.card.truth.event_s)
-        self._stream, self._at_s = stream, max(stream.ready_s, stream.card.host.now_s)
+        self._stream, self._at_s = stream, max(stream.core.ready_s, stream.card.host.now_s)
 
     def synchronize(self) -> None:
         if self._stream is not None and self._at_s is not None:
@@ -186,20 +169,22 @@ class Graph:
         """Whether `reset` releases the pool."""
         self._recorded = False
 
-    def capture_begin(self, card: Card, pool: PoolId) -> None:
+    def capture_begin(self, pool: PoolId | None = None, **_: Any) -> None:
+        card = torch.cuda.current_stream().card
+        pool = torch.cuda.graph_pool_handle() if pool is None else pool
         if card.stream is card.default_stream:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         self.core.pool = card.memory.begin_capture(pool)
         self._card, self._pool = card, pool
         self._uses_pool = card.truth.torch_version >= (2, 14)
         card.core.generator_captures = card.truth.torch_version <= (2, 11)
-        card.stream.capture = self
+        card.stream.core.capture = self.core
 
     def capture_end(self) -> None:
         """End the capture and free the stream. Raises RuntimeError if a call could not be captured."""
         card = self._card
         assert card is not None
-        card.stream.capture = None
+        card.stream.core.capture = None
         if self.core.invalid and card.truth.torch_version <= (2, 12):
             raise RuntimeError(_LOST)
         card.memory.end_capture(self._pool)

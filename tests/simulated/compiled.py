@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +34,12 @@ class Compiled:
     again, as in torch's cudagraph trees.
     """
 
-    def __init__(self, host: Host, function: Callable[..., Any], *, captured: bool, dynamic: bool) -> None:
+    def __init__(self, host: Host, function: Any, *, mode: Any = None, dynamic: Any = None, **_: Any) -> None:
         self._host = host
         self._function = function
-        self._captured = captured
+        self._captured = mode == "reduce-overhead"
         self._shapes: dict[Any, _Shape] = {}
-        self._most = 2 if dynamic else math.inf
+        self._most = math.inf if dynamic is False else 2
         self._compiled: dict[Any, set[Any]] = {}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -97,9 +96,3 @@ def _place(value: Any) -> tuple[Any, ...]:
     parts = [part for layer in getattr(value, "layers", ()) for part in vars(layer).values()]
     numbers = [part for part in parts if type(part) is int]
     return *numbers, *(part.untyped_storage().data_ptr() for part in parts if isinstance(part, torch.Tensor))
-
-
-def compiler(host: Host) -> Callable[..., Compiled]:
-    return lambda function, *, mode=None, dynamic=None, **_: Compiled(
-        host, function, captured=mode == "reduce-overhead", dynamic=dynamic is not False
-    )

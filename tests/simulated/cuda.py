@@ -54,8 +54,10 @@ class Driver:
             "current_stream": lambda device=None: self.card(device).stream,
             "default_stream": lambda device=None: self.card(device).default_stream,
             "set_stream": self._set_stream,
-            "is_current_stream_capturing": lambda: self.card().stream.capture is not None,
+            "is_current_stream_capturing": lambda: self.card().stream.core.capture is not None,
             "stream": OnStream,
+            "Event": Event,
+            "CUDAGraph": Graph,
             "graph_pool_handle": lambda: (0, next(self.pools)),
             "set_sync_debug_mode": self._set_sync_debug_mode,
             "get_sync_debug_mode": lambda: self._cards[0].host.sync_debug_mode,
@@ -127,11 +129,11 @@ class Driver:
         card = self.card(device)
         card.stream.refuse_capture()
         for stream in card.streams:
-            card.host.wait_until(stream.ready_s)
+            card.host.wait_until(stream.core.ready_s)
 
     def _set_stream(self, stream: Stream) -> None:
         self._known.current = stream.card.index
-        stream.card.stream = stream
+        stream.card.use(stream)
 
 
 class OnStream:
@@ -147,7 +149,8 @@ class OnStream:
 
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
-            device, self._stream.card.stream = self._before
+            device, stream = self._before
+            stream.card.use(stream)
             torch.cuda.set_device(device)
 
 
@@ -157,14 +160,6 @@ def _classes(driver: Driver) -> dict[str, Any]:
     class CurrentStream(Stream):
         def __init__(self, device: Any = None) -> None:
             super().__init__(driver.card(device))
-
-    class CurrentEvent(Event):
-        def record(self, stream: Stream | None = None) -> None:
-            super().record(driver.card().stream if stream is None else stream)
-
-    class CurrentGraph(Graph):
-        def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **_: Any) -> None:
-            super().capture_begin(driver.card(), pool or (next(driver.pools), 0))
 
     class Pool:
         """torch.cuda.MemPool: one user of its memory during its lifetime (aten/src/ATen/cuda/MemPool.cpp)."""
@@ -203,8 +198,7 @@ def _classes(driver: Driver) -> dict[str, Any]:
             self._graph.capture_end()
             self._stream.__exit__(*error)
 
-    return {"Stream": CurrentStream, "Event": CurrentEvent, "CUDAGraph": CurrentGraph, "MemPool": Pool,
-            "graph": GraphContext}  # fmt: skip
+    return {"Stream": CurrentStream, "MemPool": Pool, "graph": GraphContext}
 
 
 def uuid_of(card: Card) -> uuid.UUID:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -33,20 +32,10 @@ def table() -> Any:
     return found if hasattr(found, "_gemm_4bit_use_custom_fn") else None
 
 
-@contextlib.contextmanager
-def chosen_anew() -> Iterator[None]:
-    """Forget answers for other cards on entry, and answers for these cards on exit."""
-    found = table()
-
-    def forget() -> None:
-        for each in (found._gpu_dispatch_props, found._gemm_4bit_use_custom_fn, _four_bit_table, four_bit_rows):
-            each.cache_clear()
-
-    forget()
-    try:
-        yield
-    finally:
-        forget()
+def forget() -> None:
+    """Forget what the library answered for other cards."""
+    for each in (table()._gpu_dispatch_props, table()._gemm_4bit_use_custom_fn, _four_bit_table, four_bit_rows):
+        each.cache_clear()
 
 
 def fuses(values: torch.Tensor, shape: Sequence[int], blocksize: int) -> bool:

@@ -254,7 +254,7 @@ class CardMode(TorchDispatchMode):
             card = self._cards[tensor.device.index]
             self._host.note_wait()
             card.stream.refuse_capture()
-            card.launch(Work("a value to the host"))
+            card.core.launch(*Work("a value to the host"))
             card.stream.wait()
         return self._value(tensor)
 
@@ -345,7 +345,7 @@ class CardMode(TorchDispatchMode):
             self._host.note_wait()
         if waits:
             card.stream.refuse_capture()
-        card.launch(Work("copy over the link", link_s=size / speed))
+        card.core.launch(*Work("copy over the link", link_s=size / speed))
         if waits:
             card.stream.wait()
 

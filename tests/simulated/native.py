@@ -49,14 +49,10 @@ def _compiled() -> Path:
     library = Path(tempfile.gettempdir()) / f"roofscope-cards-{os.getuid()}-{key}.so"
     if library.exists():
         return library
-    with tempfile.TemporaryDirectory() as folder:
-        built = Path(folder) / "native.so"
-        includes = [f"-I{path}" for path in (*include_paths(), sysconfig.get_path("include"))]
-        links = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
-        command = ["g++", "-shared", "-fPIC", "-O2", "-std=c++20", "-fvisibility=hidden"]
-        command += [str(source) for source in _SOURCES if source.suffix == ".cpp"]
-        subprocess.run([*command, *includes, *links, "-o", str(built)], check=True, capture_output=True)
-        own = library.with_suffix(f".{os.getpid()}")
-        shutil.copyfile(built, own)
-        own.replace(library)  # several test workers may build it at once
-    return library
+    includes = [f"-I{path}" for path in (*include_paths(), sysconfig.get_path("include"))]
+    links = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
+    command = ["g++", "-shared", "-fPIC", "-O2", "-std=c++20", "-fvisibility=hidden"]
+    command += [str(source) for source in _SOURCES if source.suffix == ".cpp"]
+    own = library.with_suffix(f".{os.getpid()}")
+    subprocess.run([*command, *includes, *links, "-o", str(own)], check=True, capture_output=True)
+    return own.replace(library)  # several test workers may build it at once

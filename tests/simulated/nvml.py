@@ -14,7 +14,6 @@ from .card import Card
 from .cuda import uuid_of
 
 _POWER_CAP = 0x4
-_GPM_FROM = (9, 0)
 GPM_REFRESH_S = 0.1
 """A sample has the counters of the last refresh (seen on an H100: nvml.h gives no figure)."""
 STREAM_SHARE = 0.9
@@ -74,7 +73,7 @@ def answers(cards: Sequence[Card]) -> Any:
         nvmlGpmMetricsGet=metrics,
         c_nvmlGpmMetricsGet_t=lambda: types.SimpleNamespace(metrics=[types.SimpleNamespace() for _ in range(3)]),
         nvmlGpmQueryDeviceSupport=lambda card: types.SimpleNamespace(
-            isSupportedDevice=int(card.truth.capability >= _GPM_FROM)
+            isSupportedDevice=int(card.truth.capability >= (9, 0))
         ),
         nvmlDeviceGetHandleByUUID=by_uuid.__getitem__,
         nvmlSystemGetDriverVersion=lambda: "580.00",

@@ -26,7 +26,6 @@ _DEQUANTISING = tuple(f"bitsandbytes.{name}" for name in _CONVERTING)
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its matmuls in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
-TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ class Phase:
     dequantise_s: float
     beside_s: float
     """The other kernel time: losses, and work that the algorithm does not need."""
+    traffic_s: float
+    """The part of it in kernels without arithmetic that are longer than the smallest: they only move bytes."""
     link_s: float
     peak_bytes: int
 
@@ -179,6 +180,11 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, needed: _Needed, queri
         "latency_s": latency_s, "device_s": device_s, "exposed_overhead_s": max(0.0, latency_s - device_s),
         "weights_s": weights_s, "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
+        "traffic_s": sum(
+            kernel.duration_s
+            for kernel in middle
+            if not kernel.flops and not kernel.link_s and kernel.duration_s > truth.smallest_kernel_s
+        ),
         "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
@@ -231,21 +237,21 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) -> tuple[Step, Step]:
     """Step with a new cache for each prompt; `kept`: with one cache, which is reset."""
-    held: dict[str, Any] = {}
+    state: dict[str, Any] = {}
 
     def stepped(ids: torch.Tensor, cache: Any) -> torch.Tensor:
         output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        held["cache"] = output.past_key_values
+        state["cache"] = output.past_key_values
         return output.logits[:, -1:].argmax(-1)
 
     def prefill(ids: torch.Tensor) -> torch.Tensor:
-        if kept and held:
-            held["cache"].reset()
-            return stepped(ids, held["cache"])
-        held.clear()
+        if kept and state:
+            state["cache"].reset()
+            return stepped(ids, state["cache"])
+        state.clear()
         return stepped(ids, new_cache())
 
-    return prefill, lambda token: stepped(token, held["cache"])
+    return prefill, lambda token: stepped(token, state["cache"])
 
 
 def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Step, Step]:

@@ -164,8 +164,8 @@ def _without_values(tensor: torch.Tensor, storages: dict[int, torch.UntypedStora
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
     storage = storages.get(whole._cdata)
     if storage is None:
-        held = torch.empty(whole.nbytes(), dtype=torch.uint8, device=_META)
-        storage = storages[whole._cdata] = held.untyped_storage()
+        without_values = torch.empty(whole.nbytes(), dtype=torch.uint8, device=_META)
+        storage = storages[whole._cdata] = without_values.untyped_storage()
     return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 

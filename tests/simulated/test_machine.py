@@ -1,4 +1,4 @@
-"""CUDA's machine on a simulated GPU: captures and their failures, ceilings, and what `roofscope doctor` says of it."""
+"""CUDA's machine on a simulated GPU: captures, ceilings, its power limit and counters, and what `doctor` says of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from unittest import mock
 import pytest
 import torch
 
+from profiler.checks.doctor import examine
+from profiler.device import telemetry
 from profiler.device.machine import CudaMachine, machine_for
+from profiler.device.telemetry import nvml_source
+from profiler.effort import Effort
 from profiler.errors import CaptureError, RequestError
+from profiler.facts.ceilings import drift
 from profiler.roofs.bandwidth import measure_weights
-from profiler.roofs.gemm import measurable_dtypes
+from profiler.roofs.fixed_work import DriftProbe
+from profiler.roofs.gemm import measurable_dtypes, measure_gemm
 from profiler.roofs.measure import measure
+from profiler.roofs.sampler import clocked
 from profiler.run.warnings import ceiling_warnings
 
-from .truth import GIB, H100, RTX_4090
+from . import nvml
+from .truth import CAPPED_SHARE, GIB, H100, RTX_4090, T4, capped
 from .world import simulated
 
 CARD = torch.device("cuda", 0)
@@ -25,11 +33,9 @@ TRUE = 0.03
 # As fast as a B200's memory (8 TB/s), with a host that takes 15 µs per launch: 32 MiB are read in 4 µs.
 FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
 NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
-OLDEST, NEWEST = (2, 11), (2, 14)
-"""torch releases: the generator, the allocator and the pool are left in capture by the one, by the other none."""
 
 
-@pytest.mark.parametrize("version", [(2, 7), OLDEST, (2, 12), NEWEST])
+@pytest.mark.parametrize("version", [(2, 7), (2, 11), (2, 12), (2, 14)])
 def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.7.1 has `_cuda_endAllocateCurrentStreamToPool`; from 2.8 on it is `_cuda_endAllocateToPool`."""
 
@@ -131,3 +137,82 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     assert [name for name in dtypes if not filled.measured(name)] == [dtype]
     assert f"the datasheet's peak replaces the ceiling of {dtype}" in ceiling_warnings(filled)[0]
     assert ceiling_warnings(found.only(dtypes, "bfloat16")) == []
+
+
+@pytest.mark.slow
+def test_doctor_examines_a_t4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral 7B has 14.5 GB of weights in float16, of 16.1 GB. Only packed weights leave memory for a batch of 8."""
+    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("mistral-7b-v0.1",))
+    with simulated(T4):
+        examination = examine("cuda")
+    found = {each.name: each for each in examination.findings}
+    parts = ("driver", "torch", "packages", "device", "memory", "NVML", "bitsandbytes", "graphs", "fits")
+    assert [name for name in parts if not found[name].works] == []
+    assert found["device"].says.startswith("Tesla T4, 40 SMs, compute capability 7.5; datasheet T4: 320 GB/s")
+    assert found["memory"].says.endswith(" of 16.1 GB")
+    assert found["fits"].says == "float16: mistral-7b-v0.1"
+    first = "run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
+    assert examination.first.endswith(first)
+
+
+def test_a_power_limit_has_settled_before_the_ceiling_is_taken() -> None:
+    """Both the ceiling and its reported clock are those after the fall."""
+    with simulated(capped(0.1), hurried=False):
+        machine = machine_for(CARD)
+        ceiling = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().ceiling_s), machine)
+    assert ceiling.per_s == pytest.approx(CAPPED_SHARE * H100.flops_per_s["bfloat16"], rel=0.03)
+    assert ceiling.clock_hz == pytest.approx(CAPPED_SHARE * H100.clock_hz, rel=0.03)
+
+
+@pytest.mark.slow
+def test_the_probe_reads_the_clock_that_its_matmul_had() -> None:
+    """Two readings at full clock, two right after 0.2 s of matmuls, which bring the clock to its capped share.
+
+    A part of the probe's matmul is a launch, which has no clock: 38 and 42 µs are 2 % apart in cycles.
+    """
+    with simulated(capped(0.0)):
+        machine = machine_for(CARD)
+        probe, rows = DriftProbe(machine), torch.randn(8192, 8192, device=CARD, dtype=torch.bfloat16)
+        drift_readings = [probe.look(), probe.look()]
+        for _ in range(2):
+            start_s = machine.now_s()
+            while machine.now_s() < start_s + 0.2:
+                rows @ rows
+                torch.cuda.synchronize()
+            drift_readings.append(probe.look())
+    assert drift_readings[-1].compute > 1.05 * drift_readings[0].compute
+    assert drift_readings[-1].clock_hz == pytest.approx(CAPPED_SHARE * H100.clock_hz, rel=0.01)
+    assert drift(drift_readings, on_gpu=True) < 0.02
+    assert drift(drift_readings, on_gpu=False) > 0.05
+
+
+@pytest.mark.parametrize(("quiet", "low", "high"), [(True, 0.9, 1.1), (False, 1.5, 3.0)], ids=["quiet", "at once"])
+def test_counters_of_a_loop_are_those_of_its_kernels(
+    quiet: bool, low: float, high: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that keeps the memory busy for a tenth of its second follows work that uses all of it, as a prefill may.
+
+    A sample is up to 0.1 s old: without idle ends, the counters have some of the work before. Streams reach 0.9 of the
+    simulated memory's theoretical maximum. GPM metrics exist from Hopper on.
+    """
+    if not quiet:
+        monkeypatch.setattr(telemetry, "_QUIET_S", 0.0)
+    for truth in (T4, H100):
+        with simulated(truth) as world:
+            source, host, world.card.log = nvml_source(CARD), world.host, []
+            data = torch.zeros(1 << 30, dtype=torch.uint8, device=CARD)
+            while world.card.core.busy_s < 0.1 or host.now_s % nvml.GPM_REFRESH_S < 0.09:
+                data.sum()
+                torch.cuda.synchronize()
+            assert source.counters() is None, "an interval has a start"
+            start_s, busy_s = host.now_s, world.card.core.busy_s
+            for _ in range(250):
+                data.sum()
+                torch.cuda.synchronize()
+                host.advance(3.2e-3)
+            loop_s, busy_s = host.now_s - start_s, world.card.core.busy_s - busy_s
+            found = source.counters(loop_s)
+            assert source.counters(0.2) is None, "too short"
+        assert source.missing == ()
+        assert (found is None) == (truth is T4)
+    assert low < found.dram / (0.9 * busy_s / loop_s) < high

@@ -16,7 +16,7 @@ from profiler.device.machine import machine_for
 from profiler.store.folder import read_gathered, read_run
 
 from .oracle import pairs
-from .scenario import REST, Scenario, command_line, said, so
+from .scenario import REST, Scenario, command_line, profiled, true_phases
 from .truth import A100, GIB, T4, Truth
 from .world import simulated
 
@@ -61,7 +61,7 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
     assert status == dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "ok")
     # There may be too little memory to replay the kernels of the largest batch; the run then reports it.
     assert code == (EXIT_INCOMPLETE if run.document.failed else 0)
-    for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
+    for phase, row in pairs(true_phases(scenario, A100, tmp_path), run.cells):
         assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
 
@@ -69,8 +69,8 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
 def test_a_peak_is_free_of_the_caches_that_engines_keep(tmp_path: Path) -> None:
     """The graph keeps caches of four shapes, 13,120 slots x 36,864 B = 484 MB, while eager steps are timed."""
     scenario = Scenario("phi-3-mini", 3, "float16", "eager,graph", (128, 512), (4, 16))
-    run, _ = said(scenario, [A100], tmp_path)
-    for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
+    run, _ = profiled(scenario, [A100], tmp_path)
+    for phase, row in pairs(true_phases(scenario, A100, tmp_path), run.cells):
         assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=0.01), phase.engine
 
 
@@ -100,13 +100,13 @@ def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
     """
     name, dtype, widest = model
     scenario = Scenario(name, layers, prompt_lens=[prompt], batch_sizes=[1, batch], new_tokens=4, dtype=dtype)
-    peak = max(phase.peak_bytes for phase in so(scenario, truth.but(memory_bytes=80 * GIB), tmp_path))
+    peak = max(phase.peak_bytes for phase in true_phases(scenario, truth.but(memory_bytes=80 * GIB), tmp_path))
     lost = 2.5 * batch * prompt * widest * 2
     fits, refused = 1.01 * (peak + lost) / 0.98, 0.99 * peak
     cases = {fits: {"ok"}, refused: {"skipped"}, **{share * peak / 0.98: statuses for share, statuses in tried.items()}}
     for free_bytes, statuses in cases.items():
         gpu = truth.but(memory_bytes=int(free_bytes) + PROBE + truth.taken_bytes)
-        run, _ = said(scenario, [gpu], tmp_path, out=tmp_path / str(int(free_bytes)))
+        run, _ = profiled(scenario, [gpu], tmp_path, out=tmp_path / str(int(free_bytes)))
         prefills = run.cells[run.cells["phase"] == "prefill"].set_index("batch_size")["status"]
         assert prefills[1] == "ok"
         assert prefills[batch] in statuses

@@ -95,8 +95,7 @@ def test_4_bit_weights_on_a_t4_get_no_compiled_step(tmp_path: Path) -> None:
 
 
 _BUDGET_S = 60.0
-_BESIDE = {"ceilings", "overhead", "replays"}
-_OLD = {"roofs": "ceilings", "dispatch": "overhead"}
+_BESIDE = {"roofs", "dispatch", "replays"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_every_row_is_measured_twice_within_the_budget(truth: Truth, quant: str,
     assert len(run.measured) == len(run.results) >= rows
     assert min(row.repetitions or 0 for row in run.measured) >= 2
     stages = run.document.stage_s.items()
-    parts = {_OLD.get(name, name): seconds for name, seconds in stages if name not in ("starting", "loading")}
+    parts = {name: seconds for name, seconds in stages if name not in ("starting", "loading")}
     assert parts.keys() >= _BESIDE
     assert sum(parts.values()) <= 1.1 * _BUDGET_S
     assert sum(parts[name] for name in _BESIDE) <= 0.3 * _BUDGET_S

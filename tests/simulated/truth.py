@@ -107,3 +107,9 @@ H200 = Truth(
     60 << 20, 1.3e13, l2_writes_back=True, launch_s=7.5e-6, plan_s=37e-3, smallest_kernel_s=1.04e-6,
     link_bytes_per_s=50e9, clock_hz=1.98e9, power_w=700.0,
 )  # fmt: skip
+CAPPED_SHARE = 0.89
+
+
+def capped(settles_s: float) -> Truth:
+    """Return an H100 under its power limit: 780 TFLOP/s for 20 ms, then 562 for about 50 ms, 692 to 700 after that."""
+    return H100.but(power_cap=PowerCap(after_computing_s=0.02, share=CAPPED_SHARE, dip_share=0.72, settles_s=settles_s))

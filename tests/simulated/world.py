@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +26,7 @@ from profiler.facts.telemetry import Contention
 
 from . import four_bit, nvml
 from .card import Card
-from .compiled import compiler
+from .compiled import Compiled
 from .cuda import Driver, strict
 from .host import Host, SimulatedTime
 from .mode import CardMode, copied
@@ -81,7 +82,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
-            stack.enter_context(four_bit.chosen_anew())
+            four_bit.forget()
+            stack.callback(four_bit.forget)
         brief = replace(effort.STANDARD, ceiling_s=0.1, shares={**effort.STANDARD.shares, "ceilings": 0.02})
         for name, value in {**ENOUGH, "effort.STANDARD": brief}.items() if hurried else ():
             stack.enter_context(mock.patch(f"profiler.{name}", value))
@@ -111,7 +113,7 @@ def _replaced(driver: Driver, host: Host) -> Iterator[tuple[Any, str, Any]]:
     yield torch.version, "cuda", "13.0"
     # As in a build for CUDA. Otherwise torch's profiler raises and catches an error per operator.
     yield torch.autograd.profiler, "_supported_activities", lambda: {ProfilerActivity.CPU, ProfilerActivity.CUDA}
-    yield torch, "compile", compiler(host)
+    yield torch, "compile", partial(Compiled, host)
     # The simulated host has no other processes, whatever runs on this machine during the test.
     yield Neighbours, "look", lambda *_: Contention(0.0, 1)
     yield contention, "SCHEDSTAT_FILE", Path("no-waits-for-a-core")
