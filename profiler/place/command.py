@@ -35,7 +35,6 @@ from profiler.units import scaled, several, short_count, significant
 
 # Tools differ in whether they count buffers and tied weights. Another model differs by far more.
 _SAME_PARAMS = 0.05
-_DTYPES = ("float32", "bfloat16", "float16")
 _MOST_GPUS = 1024
 # The rule for free memory leaves 2 % of a GPU's memory between blocks, which another tool's allocator may use.
 _FULLEST = 1.02
@@ -141,7 +140,7 @@ def place(
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
     calls, form = _quantised_as(file, figures)
-    counted, quant = _counted(source, file, requested, form)
+    counted, quant = _counted(source, requested, form)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
@@ -212,15 +211,14 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     return sheets[0]
 
 
-def _counted(source: ModelSource, file: ForeignFile, quant: str, form: str) -> tuple[CountedModel, str]:
+def _counted(source: ModelSource, quant: str, form: str) -> tuple[CountedModel, str]:
     """(the counts of the model, its format): that of the request, else of the checkpoint, else as the file names it.
 
     Servers pack experts in FP8 as well, which torchao leaves dense.
     """
-    precision = named if (named := file.settings.get("precision", "auto")) in _DTYPES else "auto"
-    counted = counted_model(source, precision, quant, rented=True)
+    counted = counted_model(source, quant=quant, rented=True)
     if form and quant == "none" and not counted.published:
-        counted, quant = counted_model(source, precision, form, rented=True), form
+        counted, quant = counted_model(source, quant=form, rented=True), form
     is_packed = quant == "fp8" and counted.work.of_kind(Experts)
     return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
 

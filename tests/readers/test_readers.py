@@ -79,24 +79,6 @@ FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959
 UNSAID = {"accept_length": None}
 
 
-def optimum(**parts: dict[str, object]) -> dict[str, object]:
-    """The configuration of optimum-benchmark's file with other values in parts of it."""
-    config = record("optimum.json")["config"]
-    return {"config": config | {name: config[name] | changes for name, changes in parts.items()}}
-
-
-def on(device: str, *gpus: str) -> dict[str, object]:
-    return optimum(environment={"gpu": gpus}, backend={"device": device})
-
-
-def answers(**options: int) -> dict[str, object]:
-    return optimum(scenario={"generate_kwargs": {"max_new_tokens": 16, **options}})
-
-
-CONTINUOUS = {
-    name: result | {"config": result["config"] | {"continuous_batching": True}}
-    for name, result in record("transformers.json").items()
-}
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
 FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}
@@ -142,15 +124,7 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
         ("aiperf.json", {"input_config": PHASES}, "decode", {"cap": 8}, ""),
         ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
-        # It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus).
-        ("optimum.json", on("cuda", *["NVIDIA L4"] * 8), "decode", {"device": "NVIDIA L4"}, ""),
-        ("optimum.json", on("cuda", "NVIDIA L4", "Tesla T4"), "decode", {"device": "NVIDIA L4, Tesla T4"}, ""),
-        ("optimum.json", on("cpu", "NVIDIA L4"), "decode", {"device": "AMD EPYC"}, ""),
-        # Continuous batching stamps only tokens; without it, the streamer's last stamp makes 15 steps 16.
-        ("transformers.json", CONTINUOUS, "decode", {"batch_size": 4, "seconds": 0.02294921875}, ""),
-        # Two prompts with four beams, or answers, each run as eight sequences from the prefill on.
-        ("optimum.json", answers(num_beams=4), "prefill", {"batch_size": 8}, "as 4 sequences"),
-        ("optimum.json", answers(num_return_sequences=4), "decode", {"batch_size": 8, "seconds": 1.19}, "as 4"),
+        ("guidellm.json", {}, "decode", {"model's name": "small-llama"}, ""),
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
         ("aiperf.json", SPECULATED, "decode", {"given": 3.25, "processed": 5.0, "seconds": 32.53e-3}, ""),
         ("aiperf.json", {}, "decode", {"given": None}, ""),
