@@ -95,12 +95,6 @@ _IN_COMMANDS = {
 }
 
 
-def tools() -> str:
-    """The names of all kinds of result files as one text, for messages."""
-    names = dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE)
-    return f"{', '.join(names)} or a CSV with {CSV_COLUMNS}"
-
-
 def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
     text, first = text_of(path), ""
@@ -122,7 +116,8 @@ def read_foreign(path: Path) -> ForeignFile:
                 f" with {CSV_COLUMNS}."
             )
     has = f" (it has {escaped(first)[:120]})" if first else ""
-    raise RequestError(f"{path} is not a known result file{has}; use one of {tools()}.")
+    known = ", ".join(dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE))
+    raise RequestError(f"{path} is not a known result file{has}; use one of {known} or a CSV with {CSV_COLUMNS}.")
 
 
 def _read(path: Path, sources: Sequence[Source]) -> ForeignFile | None:

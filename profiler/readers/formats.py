@@ -126,7 +126,7 @@ def batches(record: Record) -> list[Figure]:
     share; `prompts`, if fewer than the sequences; `cap`, the most sequences at a time; `loop`, the steps in a decode's
     time; by what they cover, more `notes`; `bits` per weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
     """
-    return _timed({"loop": 1, "acceptance": -1, **record}, whole_at(record, keys.BATCH_SIZE))
+    return _timed({"loop": 1, "acceptance": -1, **record})
 
 
 def request(record: Record) -> list[Figure]:
@@ -137,18 +137,17 @@ def request(record: Record) -> list[Figure]:
     new = whole_at(record, keys.NEW_TOKENS, 0)
     steps = 1 if new is None else max(0, new - 1)
     few = [f"a mean of few steps: {steps}"] if new and steps < _FEW else []
-    return _timed({**record, "loop": steps, "notes": {"decode": few}}, 1)
+    return _timed({**record, "batch_size": 1, "loop": steps, "notes": {"decode": few}})
 
 
-def _timed(record: Record, batch_size: int | None) -> list[Figure]:
-    paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS, "n_gpu_layers")
-    prompt, cached, new, cap, requests, layers = (whole_at(record, path, 0) for path in paths)
-    steps, bits = record["loop"], number_at(record, "bits")
-    shape = Shape(batch_size, prompt, cached, new, cap, requests)
+def _timed(record: Record) -> list[Figure]:
+    paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS)
+    shape = Shape(whole_at(record, "batch_size"), *(whole_at(record, path, 0) for path in paths))
+    steps, bits, layers = record["loop"], number_at(record, "bits"), whole_at(record, "n_gpu_layers", 0)
     held = Held(bits and bits / 8, gpu_layers=layers, weights_on_host=bool(record.get("on_host")))
     times: dict[Covers, Measured | None] = {
-        "prefill": seconds_at(record, keys.PREFILL, prompt),
-        "decode": seconds_at(record, keys.DECODE, new or 1) if steps else None,
+        "prefill": seconds_at(record, keys.PREFILL, shape.prompt_len),
+        "decode": seconds_at(record, keys.DECODE, shape.new_tokens or 1) if steps else None,
         "generate": seconds_at(record, keys.GENERATE),
     }
     figures = []
@@ -157,7 +156,7 @@ def _timed(record: Record, batch_size: int | None) -> list[Figure]:
             continue
         figure = Figure(covers, shape, time_s, held=held, notes=tuple(inner(record, f"notes.{covers}") or ()))
         if covers == "prefill":
-            figure = replace(figure, shape=replace(shape, batch_size=record.get("prompts", batch_size)))
+            figure = replace(figure, shape=replace(shape, batch_size=record.get("prompts", shape.batch_size)))
         else:
             figure = speculated(figure, record)
         if covers == "decode":

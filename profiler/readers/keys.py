@@ -13,7 +13,6 @@ NEW_TOKENS = (
     "new_tokens | output_len | eval_count | predicted_n | generation_tokens | usage.completion_tokens"
     " | usage.output_tokens"
 )
-BATCH_SIZE = "batch_size"
 REQUESTS = "requests | num_requests"
 """How many sequences shared the time, if it is not one batch's."""
 PREFILL = (
