@@ -34,10 +34,11 @@ def served(path: Path, **changes: Any) -> Path:
 
 
 def holds(file: ForeignFile, covers: str, expected: dict[str, object], said: str) -> None:
-    """Assert fields of the last figure that covers something, or of its file; `said` is in its notes or remarks."""
+    """Assert fields of the last figure that covers something, of its parts or file; `said` is in a note or remark."""
     figure = [figure for figure in file.figures if figure.covers == covers][-1]
     assert said in " ".join((*figure.notes, *file.remarks))
     for what, value in expected.items():
-        source = figure if hasattr(figure, what) and what != "settings" else file
+        parts = (figure.shape, figure.tokens, figure.held, file)
+        source = next((part for part in parts if hasattr(part, what)), None)
         found = figure.time.value if what == "seconds" else file.settings.get(what) or getattr(source, what, None)
         assert found == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), what

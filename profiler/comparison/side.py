@@ -322,15 +322,15 @@ def side_of_file(file: ForeignFile) -> Side:
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
     steps = [figure for figure in file.figures if figure.covers != "generate"]
-    steps = [figure for figure in steps if figure.batch_size and figure.depth is not None]
+    steps = [figure for figure in steps if figure.shape.batch_size and figure.shape.depth is not None]
     lengths: dict[MatchKey, set[int | None]] = {}
     for figure in steps:
-        lengths.setdefault(_figure_id(figure), set()).add(figure.new_tokens)
+        lengths.setdefault(_figure_id(figure), set()).add(figure.shape.new_tokens)
     cells: dict[MatchKey, CellTime] = {}
     for figure in steps:
         key, timed = _figure_id(figure), _foreign(figure)
         if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
-            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_RECORDED))))
+            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.shape.new_tokens or NOT_RECORDED))))
         if key in cells:
             times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(
@@ -338,8 +338,8 @@ def side_of_file(file: ForeignFile) -> Side:
             )
         cells[key] = timed
     shared: dict[str, set[str]] = {
-        NEW_TOKENS: {str(new) for figure in steps if (new := figure.new_tokens)},
-        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.weight_bytes)},
+        NEW_TOKENS: {str(new) for figure in steps if (new := figure.shape.new_tokens)},
+        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.held.weight_bytes)},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
     if file.gpus:
@@ -350,9 +350,9 @@ def side_of_file(file: ForeignFile) -> Side:
 
 def _figure_id(figure: Figure) -> MatchKey:
     # For a server the requested batch is its concurrency limit, however many sequences ran.
-    batch_size = figure.cap or figure.batch_size or 1
+    shape, batch_size = figure.shape, figure.shape.cap or figure.shape.batch_size or 1
     phase: Phase = "prefill" if figure.covers == "prefill" else "decode"
-    return MatchKey(phase, batch_size, figure.prompt_len or 0, figure.context_len or 0, "", figure.settings)
+    return MatchKey(phase, batch_size, shape.prompt_len or 0, shape.context_len or 0, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> CellTime:
@@ -374,9 +374,9 @@ def _foreign(figure: Figure) -> CellTime:
         half = student_t(repetitions - 1) * stdev(samples_s) / math.sqrt(repetitions)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
-    tokens = figure.gives or 1.0
+    tokens = figure.tokens.given or 1.0
     times = (middle / tokens, low / tokens, high / tokens)
-    return CellTime(*times, repetitions, is_foreign=True, new_tokens=figure.new_tokens)
+    return CellTime(*times, repetitions, is_foreign=True, new_tokens=figure.shape.new_tokens)
 
 
 # A standard deviation as large as the mean is no narrower interval.

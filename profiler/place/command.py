@@ -35,7 +35,6 @@ from profiler.units import scaled, several, short_count, significant
 
 # Tools differ in whether they count buffers and tied weights. Another model differs by far more.
 _SAME_PARAMS = 0.05
-_DTYPES = ("float32", "bfloat16", "float16")
 _MOST_GPUS = 1024
 # The rule for free memory leaves 2 % of a GPU's memory between blocks, which another tool's allocator may use.
 _FULLEST = 1.02
@@ -72,34 +71,34 @@ class _Setup:
 
     def weight_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights."""
-        own = figure.weight_bytes
+        own = figure.held.weight_bytes
         return self.counted.work.params * own if own else self.counted.weight_bytes
 
     def needed_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights, and of the cache if it is on the GPU."""
-        cores = self.counted.work.of_kind(AttentionCore)
-        if figure.cache_on_host:
+        cores, held = self.counted.work.of_kind(AttentionCore), figure.held
+        if held.cache_on_host:
             return self.weight_bytes(figure)
-        width = figure.kv_itemsize / cores[0].itemsize if figure.kv_itemsize and cores else 1.0
-        batch = figure.batch_size or 1
-        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=figure.cached_once))
+        width = held.kv_itemsize / cores[0].itemsize if held.kv_itemsize and cores else 1.0
+        batch = figure.shape.batch_size or 1
+        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=held.cached_once))
         return self.weight_bytes(figure) + width * cache
 
     def knows_bits(self, figure: Figure) -> bool:
         """Whether the file, the request or the checkpoint says in how many bits the weights were."""
-        return figure.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
+        return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
         own_bytes, needed_bytes = self.weight_bytes(figure), self.needed_bytes(figure)
         missing_bytes = needed_bytes - _FULLEST * self.free_bytes
-        if figure.weights_on_host or missing_bytes <= 0:
-            return "perhaps" if figure.weights_on_host else "yes"
+        if figure.held.weights_on_host or missing_bytes <= 0:
+            return "perhaps" if figure.held.weights_on_host else "yes"
         read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
         fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
-        is_possible = figure.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
+        is_possible = figure.held.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
         return "perhaps" if is_possible else "no"
 
 
@@ -132,7 +131,7 @@ def place(
         from profiler.roofs.measure import here_ceilings
 
         is_cpu = resolve_device("auto").type == "cpu"
-    figures = [figure for figure in shaped if is_cpu or figure.gpu_layers != 0]
+    figures = [figure for figure in shaped if is_cpu or figure.held.gpu_layers != 0]
     if not figures:
         raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
     if not 0 <= tp <= (1 if here else _MOST_GPUS):
@@ -141,7 +140,7 @@ def place(
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
     calls, form = _quantised_as(file, figures)
-    counted, quant = _counted(source, file, requested, form)
+    counted, quant = _counted(source, requested, form)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
@@ -192,9 +191,9 @@ def _shaped(figures: Sequence[Figure], batch_sizes: str, prompt_lens: str, new_t
         raise RequestError(f"{' and '.join(given)}: give one number each; figures of several shapes need a file each.")
     shaped = [figure.with_shape(*(size for [size] in sizes)) for figure in figures]
     is_missing = {
-        "--batch-sizes": any(figure.batch_size is None and figure.cap is None for figure in shaped),
-        "--prompt-lens": any(figure.depth is None for figure in shaped),
-        "--new-tokens": any(figure.covers == "generate" and not figure.new_tokens for figure in shaped),
+        "--batch-sizes": any(figure.shape.batch_size is None and figure.shape.cap is None for figure in shaped),
+        "--prompt-lens": any(figure.shape.depth is None for figure in shaped),
+        "--new-tokens": any(figure.covers == "generate" and not figure.shape.new_tokens for figure in shaped),
     }
     if missing := [option for option, is_so in is_missing.items() if is_so]:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
@@ -212,15 +211,14 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     return sheets[0]
 
 
-def _counted(source: ModelSource, file: ForeignFile, quant: str, form: str) -> tuple[CountedModel, str]:
+def _counted(source: ModelSource, quant: str, form: str) -> tuple[CountedModel, str]:
     """(the counts of the model, its format): that of the request, else of the checkpoint, else as the file names it.
 
     Servers pack experts in FP8 as well, which torchao leaves dense.
     """
-    precision = named if (named := file.settings.get("precision", "auto")) in _DTYPES else "auto"
-    counted = counted_model(source, precision, quant, rented=True)
+    counted = counted_model(source, quant=quant, rented=True)
     if form and quant == "none" and not counted.published:
-        counted, quant = counted_model(source, precision, form, rented=True), form
+        counted, quant = counted_model(source, quant=form, rented=True), form
     is_packed = quant == "fp8" and counted.work.of_kind(Experts)
     return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
 
@@ -238,7 +236,7 @@ def _shared(source: ModelSource, gpus: int, link: Link) -> tuple[tuple[ModelWork
 
 def _tokens(figure: Figure) -> int:
     """Tokens of a sequence in the cache in the middle of what the figure covers, as on average on a server."""
-    return max(1, (figure.depth or 0) + (figure.covers != "prefill") * ((figure.new_tokens or 0) // 2))
+    return max(1, (figure.shape.depth or 0) + (figure.covers != "prefill") * ((figure.shape.new_tokens or 0) // 2))
 
 
 def _completed(setup: _Setup, figure: Figure) -> Figure:
@@ -247,23 +245,19 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
     Without a batch size it is the largest that fits, which needs least.
     """
     work, notes = setup.counted.work, []
-    if figure.batch_size is None:
-        most = figure.cap or 1
+    if figure.shape.batch_size is None:
+        most = figure.shape.cap or 1
         if per_sequence := cache_bytes(work, 1, _tokens(figure)):
             most = int(max(1, min(most, (setup.free_bytes - setup.weight_bytes(figure)) // per_sequence)))
         notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
         figure = figure.with_shape(most)
-    layers = sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
-    is_few = figure.gpu_layers is not None and figure.gpu_layers < layers
-    weights = (
-        f"{figure.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
-    )
-    on_host = {
-        weights: is_few or figure.weights_on_host,
-        "the cache was in the host's memory": figure.cache_on_host,
-    }
+    held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
+    is_few = held.gpu_layers is not None and held.gpu_layers < layers
+    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
+    held = replace(held, weights_on_host=is_few or held.weights_on_host)
+    on_host = {weights: held.weights_on_host, "the cache was in the host's memory": held.cache_on_host}
     notes += [f"{what}: the host's memory has another, lower ceiling" for what, is_so in on_host.items() if is_so]
-    return replace(figure, weights_on_host=is_few or figure.weights_on_host, notes=(*figure.notes, *notes))
+    return replace(figure, held=held, notes=(*figure.notes, *notes))
 
 
 def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
@@ -272,7 +266,7 @@ def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
     Experts in a published format keep it; what is left of the file's bytes is that of the other weights. If that is no
     possible width, both have the mean.
     """
-    mean, experts, params = figure.weight_bytes or 0.0, counted.work.of_kind(Experts), counted.work.params
+    mean, experts, params = figure.held.weight_bytes or 0.0, counted.work.of_kind(Experts), counted.work.params
     weights = sum(op.count * op.num_experts * sum(ins * outs for ins, outs in op.matrices) for op in experts)
     if mean and counted.published and 0 < weights < params:
         packed = sum(op.count * op.num_experts * op.expert_bytes for op in experts)
@@ -289,11 +283,11 @@ def _floors(setup: _Setup, figures: Sequence[Figure]) -> list[tuple[float, float
     """
     table = [
         (
-            *(figure.batch_size or 1, figure.prompt_len or 0, figure.context_len or 0, figure.new_tokens or 0),
-            *(figure.cached_once, figure.processes, figure.covers != "decode", figure.decode_steps),
-            *(figure.kv_itemsize or 0, *_widths(figure, setup.counted)),
+            *(shape.batch_size or 1, shape.prompt_len or 0, shape.context_len or 0, shape.new_tokens or 0),
+            *(figure.held.cached_once, figure.tokens.processed, figure.covers != "decode", figure.decode_steps),
+            *(figure.held.kv_itemsize or 0, *_widths(figure, setup.counted)),
         )
-        for figure in figures
+        for figure, shape in ((figure, figure.shape) for figure in figures)
     ]
     # Floats, since counts may exceed int64.
     batch, prompt, context, new, once, query, prefills, steps, kv, experts, rest = np.array(table, np.float64).T
@@ -323,7 +317,7 @@ def _doubts(
             " prompt in chunks may use more at a time."
         )
     yield from file.remarks
-    for own in sorted({figure.params for figure in figures if figure.params}):
+    for own in sorted({figure.held.params for figure in figures if figure.held.params}):
         if abs(own / counted.work.params - 1) > _SAME_PARAMS:
             this = short_count(counted.work.params)
             yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
@@ -342,12 +336,12 @@ def _doubts(
             f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
-    if outside := [each for each in figures if setup.fit(each) != "yes" and not each.weights_on_host]:
+    if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
         largest = max(outside, key=setup.needed_bytes)
         what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
         if setup.weight_bytes(largest) <= free_bytes:
             needs = scaled(setup.needed_bytes(largest), "B")
-            what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
+            what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
         yield (
@@ -367,18 +361,18 @@ def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[st
                 forms[text] = form or ""
     forms = forms or ({"ollama, whose default it is": "q4_k_m"} if file.tool == "ollama" else {})
     known = {*forms.values()} - {""}
-    has_bits = all(figure.weight_bytes for figure in figures)
+    has_bits = all(figure.held.weight_bytes for figure in figures)
     return sorted(forms), known.pop() if len(known) == 1 and not has_bits else ""
 
 
 def _is_packed(figure: Figure) -> bool:
-    return 0 < (figure.weight_bytes or 0.0) < DENSE_BYTES
+    return 0 < (figure.held.weight_bytes or 0.0) < DENSE_BYTES
 
 
 def _stored(setup: _Setup, figures: Sequence[Figure]) -> str:
     """The precision of the weights, and of the matmuls with those that a file stores in other bits."""
     counted, dtype, packed_dtype, peaks = setup.counted, setup.dtype, setup.file.packed_dtype, setup.under.flops_per_s
-    own = sorted({8 * figure.weight_bytes for figure in figures if figure.weight_bytes})
+    own = sorted({8 * figure.held.weight_bytes for figure in figures if figure.held.weight_bytes})
     if not own:
         packed = counted.published if setup.quant == "none" else setup.quant
         return f"in {f'{packed} and ' if packed else ''}{dtype}"

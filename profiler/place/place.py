@@ -99,8 +99,9 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     share is inconclusive, as is any of weights whose bits are not known (`is_known`).
     """
     compute_s, memory_s, link_s = floor
-    time, batch, prompt, new = figure.time, figure.batch_size or 0, figure.prompt_len or 0, figure.new_tokens or 0
-    tokens = {"prefill": prompt, "decode": figure.gives or 1, "generate": new}[figure.covers]
+    time, shape = figure.time, figure.shape
+    batch, prompt, new = shape.batch_size or 0, shape.prompt_len or 0, shape.new_tokens or 0
+    tokens = {"prefill": prompt, "decode": figure.tokens.given or 1, "generate": new}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
     regime: Regime | None = None if fit == "no" or attained > 1 + CEILING_TOLERANCE else "inconclusive"
@@ -111,8 +112,8 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
         phase=figure.covers,
         batch_size=batch,
         prompt_len=prompt,
-        context_len=figure.context_len or 0,
-        new_tokens=figure.new_tokens,
+        context_len=shape.context_len or 0,
+        new_tokens=shape.new_tokens,
         latency_s=time.value,
         tokens_per_s=batch * tokens / time.value,
         floor_s=compute_s + memory_s,
@@ -143,18 +144,18 @@ def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> 
     if fit != "no" and attained > 1 + CEILING_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
         yield f"{CEILING_ALLOWS}: {why}"
-    elif fit != "no" and figure.gives is None and figure.covers == "decode" and attained > _HALF:
+    elif fit != "no" and figure.tokens.given is None and figure.covers == "decode" and attained > _HALF:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
             " longer, and its share is smaller"
         )
-    elif fit == "yes" and figure.covers == "decode" and figure.batch_size == 1 and attained < _HALF:
-        yield _OVERHEAD.format("host, kernels, drafting" if figure.processes > 1 else "host, kernels")
-    if regime == "memory-bound" and figure.covers == "decode" and figure.batch_size == 1:
+    elif fit == "yes" and figure.covers == "decode" and figure.shape.batch_size == 1 and attained < _HALF:
+        yield _OVERHEAD.format("host, kernels, drafting" if figure.tokens.processed > 1 else "host, kernels")
+    if regime == "memory-bound" and figure.covers == "decode" and figure.shape.batch_size == 1:
         yield _BY_MEMORY
     yield from figure.notes
-    if figure.weight_bytes:
-        yield f"{8 * figure.weight_bytes:.2f} bits per weight as stored"
+    if figure.held.weight_bytes:
+        yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"
     first, *others = figure.time.values or (0.0,)
     if len(others) >= _LEAST_OTHERS and first > _MUCH_LONGER * max(others):
         ratio = first / statistics.median(others)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile
+from profiler.readers.figures import Covers, Figure, ForeignFile, Held, Shape, Tokens
 from profiler.readers.formats import Format, seconds_at
 from profiler.readers.json_tools import JSON_TOOLS
 from profiler.readers.llama_benchy import LLAMA_BENCHY
@@ -51,10 +51,8 @@ def _csv_figure(row: Record) -> Figure:
         context = max(0, context - (prompt or 0) - (new or 0) // 2)
     time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
     bits, notes = number_at(row, "bits_per_weight"), () if phase or not new else (_NO_PHASE,)
-    return Figure(
-        covers, time_s, batch, prompt or None, context, new,
-        gives=named, processes=per_step, weight_bytes=bits and bits / 8, notes=notes,
-    )  # fmt: skip
+    shape, held = Shape(batch, prompt or None, context, new), Held(bits and bits / 8)
+    return Figure(covers, shape, time_s, Tokens(named, per_step), held, notes=notes)
 
 
 def _csv_records(source: Source) -> list[Record]:
@@ -97,12 +95,6 @@ _IN_COMMANDS = {
 }
 
 
-def tools() -> str:
-    """The names of all kinds of result files as one text, for messages."""
-    names = dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE)
-    return f"{', '.join(names)} or a CSV with {CSV_COLUMNS}"
-
-
 def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
     text, first = text_of(path), ""
@@ -124,7 +116,8 @@ def read_foreign(path: Path) -> ForeignFile:
                 f" with {CSV_COLUMNS}."
             )
     has = f" (it has {escaped(first)[:120]})" if first else ""
-    raise RequestError(f"{path} is not a known result file{has}; use one of {tools()}.")
+    known = ", ".join(dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE))
+    raise RequestError(f"{path} is not a known result file{has}; use one of {known} or a CSV with {CSV_COLUMNS}.")
 
 
 def _read(path: Path, sources: Sequence[Source]) -> ForeignFile | None:

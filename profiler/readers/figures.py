@@ -13,12 +13,9 @@ Covers = Literal["prefill", "decode", "generate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured time from another tool's file. What the file does not say is None."""
+class Shape:
+    """What ran together. What the file does not name is None."""
 
-    covers: Covers
-    time: Measured
-    """Seconds of what `covers` names."""
     batch_size: int | None = None
     prompt_len: int | None = None
     context_len: int | None = None
@@ -28,12 +25,30 @@ class Figure:
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     requests: int | None = None
     """Sequences that shared the time, if it is not one batch's."""
-    gives: float | None = 1.0
-    """Tokens per sequence that a decode step gives: with speculative decoding several."""
-    processes: float = 1.0
-    """Tokens per sequence that a decode step processes, the drafted ones included."""
-    prefill_gives: int = 1
-    """Tokens per sequence that the prefill of a generation gives."""
+
+    @property
+    def depth(self) -> int | None:
+        """Tokens of the context and the prompt, those that the file names; None if it names neither."""
+        lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]
+        return sum(lengths) if lengths else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens per sequence."""
+
+    given: float | None = 1.0
+    """Those that a decode step gives: with speculative decoding several; None: the file does not say."""
+    processed: float = 1.0
+    """Those that a decode step processes, the drafted ones included."""
+    first: int = 1
+    """Those that the prefill of a generation gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How the machine held the model and its cache, where a file says it."""
+
     weight_bytes: float | None = None
     """Bytes per parameter as stored."""
     params: int | None = None
@@ -45,43 +60,50 @@ class Figure:
     gpu_layers: int | None = None
     """Layers on the GPU; 0 is none, more than the model has are all."""
     weights_on_host: bool = False
-    """Whether some weights, such as experts, were in the host's memory."""
+    """Whether some weights, such as experts, are in the host's memory."""
     cache_on_host: bool = False
-    """Whether the cache was in the host's memory."""
+    """Whether the cache is in the host's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured time from another tool's file."""
+
+    covers: Covers
+    shape: Shape
+    time: Measured
+    """Seconds of what `covers` names."""
+    tokens: Tokens = Tokens()
+    held: Held = Held()
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()
     """Caveats for the reader of the figure."""
 
     @property
-    def depth(self) -> int | None:
-        """Tokens of the context and the prompt, those that the file names; None if it names neither."""
-        lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]
-        return sum(lengths) if lengths else None
-
-    @property
     def decode_steps(self) -> float:
         """Decode steps of what `covers` names."""
         if self.covers != "generate":
             return float(self.covers == "decode")
-        return ((self.new_tokens or 0) - self.prefill_gives) / (self.gives or 1.0)
+        return ((self.shape.new_tokens or 0) - self.tokens.first) / (self.tokens.given or 1.0)
 
     def with_shape(
         self, batch_size: int | None = None, prompt_len: int | None = None, new_tokens: int | None = None
     ) -> Figure:
         """The figure with the given shape where the file names none, of one batch as soon as its size is known."""
-        batch, time = self.batch_size or batch_size, self.time
-        if batch and self.requests:
-            batch = min(batch, self.requests)
-            time = time.times(batch / self.requests)
-        return replace(
-            self,
-            time=time,
+        own, time = self.shape, self.time
+        batch = own.batch_size or batch_size
+        if batch and own.requests:
+            batch = min(batch, own.requests)
+            time = time.times(batch / own.requests)
+        shape = replace(
+            own,
             batch_size=batch,
-            prompt_len=prompt_len if self.depth is None else self.prompt_len,
-            new_tokens=self.new_tokens or new_tokens,
-            requests=None if batch else self.requests,
+            prompt_len=prompt_len if own.depth is None else own.prompt_len,
+            new_tokens=own.new_tokens or new_tokens,
+            requests=None if batch else own.requests,
         )
+        return replace(self, shape=shape, time=time)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from statistics import median
 
 from profiler.errors import RequestError
 from profiler.readers import keys
-from profiler.readers.figures import Covers, Figure, ForeignFile
+from profiler.readers.figures import Covers, Figure, ForeignFile, Held, Shape, Tokens
 from profiler.readers.sources import Source
 from profiler.readers.values import (
     Measured,
@@ -126,7 +126,7 @@ def batches(record: Record) -> list[Figure]:
     share; `prompts`, if fewer than the sequences; `cap`, the most sequences at a time; `loop`, the steps in a decode's
     time; by what they cover, more `notes`; `bits` per weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
     """
-    return _timed({"loop": 1, "acceptance": -1, **record}, whole_at(record, keys.BATCH_SIZE))
+    return _timed({"loop": 1, "acceptance": -1, **record})
 
 
 def request(record: Record) -> list[Figure]:
@@ -137,42 +137,31 @@ def request(record: Record) -> list[Figure]:
     new = whole_at(record, keys.NEW_TOKENS, 0)
     steps = 1 if new is None else max(0, new - 1)
     few = [f"a mean of few steps: {steps}"] if new and steps < _FEW else []
-    return _timed({**record, "loop": steps, "notes": {"decode": few}}, 1)
+    return _timed({**record, "batch_size": 1, "loop": steps, "notes": {"decode": few}})
 
 
-def _timed(record: Record, batch_size: int | None) -> list[Figure]:
-    paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS, "n_gpu_layers")
-    prompt, cached, new, cap, requests, layers = (whole_at(record, path, 0) for path in paths)
-    steps, bits = record["loop"], number_at(record, "bits")
+def _timed(record: Record) -> list[Figure]:
+    paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS)
+    shape = Shape(whole_at(record, "batch_size"), *(whole_at(record, path, 0) for path in paths))
+    steps, bits, layers = record["loop"], number_at(record, "bits"), whole_at(record, "n_gpu_layers", 0)
+    held = Held(bits and bits / 8, gpu_layers=layers, weights_on_host=bool(record.get("on_host")))
     times: dict[Covers, Measured | None] = {
-        "prefill": seconds_at(record, keys.PREFILL, prompt),
-        "decode": seconds_at(record, keys.DECODE, new or 1) if steps else None,
+        "prefill": seconds_at(record, keys.PREFILL, shape.prompt_len),
+        "decode": seconds_at(record, keys.DECODE, shape.new_tokens or 1) if steps else None,
         "generate": seconds_at(record, keys.GENERATE),
     }
     figures = []
     for covers, time_s in times.items():
         if time_s is None:
             continue
-        figure = Figure(
-            covers,
-            time_s,
-            batch_size,
-            prompt,
-            cached,
-            new,
-            cap,
-            requests,
-            weight_bytes=bits and bits / 8,
-            gpu_layers=layers,
-            weights_on_host=bool(record.get("on_host")),
-            notes=tuple(inner(record, f"notes.{covers}") or ()),
-        )
+        figure = Figure(covers, shape, time_s, held=held, notes=tuple(inner(record, f"notes.{covers}") or ()))
         if covers == "prefill":
-            figure = replace(figure, batch_size=record.get("prompts", batch_size))
+            figure = replace(figure, shape=replace(shape, batch_size=record.get("prompts", shape.batch_size)))
         else:
             figure = speculated(figure, record)
         if covers == "decode":
-            figure = replace(figure, time=figure.time.times(1 / steps), cached_once=record.get("cached_once", 0))
+            cached_once = record.get("cached_once", 0)
+            figure = replace(figure, time=figure.time.times(1 / steps), held=replace(held, cached_once=cached_once))
         figures.append(figure)
     return figures
 
@@ -221,14 +210,14 @@ def client(record: Record, streams_by: str = "") -> list[Figure]:
     counted, per_s = number_at(record, "decoding"), needed(record, keys.OUTPUT_PER_S)
     in_flight = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
     prompt, new = (max(1, round(needed(record, each))) for each in (keys.CLIENT_PROMPT_LEN, keys.CLIENT_NEW_TOKENS))
-    kv_itemsize = 1.0 if "fp8" in str(first_of(record, keys.CACHE_DTYPE)).lower() else None
+    held = Held(kv_itemsize=1.0 if "fp8" in str(first_of(record, keys.CACHE_DTYPE)).lower() else None)
     figures = []
     if ttft_s:
         notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]
         if (waiting := round(per_s / new * (mean_ttft_s or ttft_s))) > 1:
             notes.append(f"queueing: {waiting} requests wait for their first token at a time")
-        time_s = Measured(ttft_s, repeats=1)
-        figures.append(Figure("prefill", time_s, 1, prompt, None, new, kv_itemsize=kv_itemsize, notes=tuple(notes)))
+        shape, time_s = Shape(1, prompt, None, new), Measured(ttft_s, repeats=1)
+        figures.append(Figure("prefill", shape, time_s, held=held, notes=tuple(notes)))
     if tpot_s:
         groups, chunk = whole_at(record, "groups") or 1, itl_s / tpot_s
         how = "counted by the tool" if counted else "estimated from rate x time per token"
@@ -240,8 +229,8 @@ def client(record: Record, streams_by: str = "") -> list[Figure]:
             notes.append("prefills of other requests may run in between")
         if first_of(record, keys.GIVES) is None and chunk > _CHUNKED:
             notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
-        time_s, asked = Measured(tpot_s, repeats=1), None if cap is None else max(1, round(most))
-        decode = Figure("decode", time_s, batch, prompt, None, new, asked, kv_itemsize=kv_itemsize, notes=tuple(notes))
+        shape = Shape(batch, prompt, None, new, cap=None if cap is None else max(1, round(most)))
+        decode = Figure("decode", shape, Measured(tpot_s, repeats=1), held=held, notes=tuple(notes))
         figures.append(speculated(decode, record))
     return figures
 
@@ -253,7 +242,7 @@ def speculated(figure: Figure, record: Record) -> Figure:
     """
     acceptance, drafted = first_of(record, keys.GIVES), number_at(record, keys.DRAFTED)
     if acceptance in (None, -1):
-        return replace(figure, gives=None if acceptance is None else 1.0)
+        return replace(figure, tokens=Tokens(None if acceptance is None else 1.0))
     given = max(1.0, number_of(acceptance, "the acceptance length"))
     if given == 1:
         return figure
@@ -261,5 +250,5 @@ def speculated(figure: Figure, record: Record) -> Figure:
     processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
     note = f"a decode step gives {given:.3g} tokens per sequence by speculation, and {processed}"
     time = figure.time.times(given) if figure.covers == "decode" else figure.time
-    processes = max(given, verified or 1.0)
-    return replace(figure, time=time, gives=given, processes=processes, notes=(*figure.notes, note))
+    tokens = Tokens(given, max(given, verified or 1.0))
+    return replace(figure, time=time, tokens=tokens, notes=(*figure.notes, note))

@@ -106,27 +106,6 @@ def _of_trtllm_run(report: Record) -> Record:
     }
 
 
-def _of_optimum(record: Record) -> Record:
-    """Its batch, and the steps of the decode loop, whose latency is that of all tokens after the first.
-
-    (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume.) Before the prefill, `generate` repeats
-    each prompt as often as the larger of the two numbers (transformers 5.23, generation/utils.py,
-    _expand_inputs_for_generation). Of the GPUs of the machine, any number may have run.
-    """
-    options = inner(record, "config.scenario.generate_kwargs") or {}
-    copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
-    notes = [f"each prompt runs as {copies} sequences: beams, or answers"] * (copies > 1)
-    batch = whole_at(record, "config.scenario.input_shapes.batch_size")
-    on_cpu = inner(record, "config.backend.device") == "cpu"
-    names = "config.environment.cpu" if on_cpu else "config.environment.gpu | config.environment.cpu"
-    return {
-        "batch_size": batch and copies * batch,
-        "loop": (whole_at(options, "max_new_tokens") or 1) - 1,
-        "notes": {"prefill": notes, "decode": notes},
-        "ran_on": first_of(record, names),
-    }
-
-
 _SGLANG_SHAPE = ("batch_size", "input_len", "output_len")
 
 
@@ -150,22 +129,6 @@ def _of_sglang_server(record: Record) -> Record:
         "acceptance": None,
         "notes": {"prefill": [f"{100 * share:.0f} % of the prompt came from a cache"] if share else []},
     }
-
-
-# Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
-_NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|name|(warmup|measurement)_iterations")
-_IN_LOOP = ("the loop of `generate`, including sampling, stop checks and the streamer",)
-
-
-def _of_transformers(result: Record) -> Record:
-    """Its configuration, and the share of a step in its time per token.
-
-    The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
-    """
-    config = first_of(result, "metadata.config | config") or {}
-    new = whole_at(config, "num_tokens_to_generate", 2) or 2
-    options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
-    return {"config": config, "swept": options, "loop": 1 if config.get("continuous_batching") else (new - 1) / new}
 
 
 def _unsaid(record: Record) -> Record:
@@ -263,14 +226,6 @@ JSON_TOOLS = (
         has=("load_summary", "successes"),
         figures=partial(client, streams_by="`streaming: true` in the tool's `api` settings"),
     ),
-    # benchmark.json (optimum_benchmark/benchmark/base.py); benchmark_report.json names neither shapes nor a model.
-    Format(
-        tool="optimum-benchmark",
-        has=("config.scenario.input_shapes", "report.prefill.latency | report.decode.latency"),
-        records=lambda source: [source.only],
-        more=_of_optimum,
-        figures=batches,
-    ),
     replace(
         _TRTLLM_RUN,
         has=(*_TRTLLM, "streaming_metrics.avg_tpot_ms"),
@@ -299,15 +254,6 @@ JSON_TOOLS = (
             "decode": ("mean of all steps, including HTTP and the scheduler",),
         },
         repeats=1,
-    ),
-    # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
-    Format(
-        tool="transformers benchmark",
-        has=("*.measurements.e2e_latency",),
-        records=lambda source: [result for record in source.records for result in record.values()],
-        more=_of_transformers,
-        figures=batches,
-        notes={"prefill": _IN_LOOP, "decode": _IN_LOOP},
     ),
     # vllm/benchmarks/latency.py and throughput.py write no shape; `latency` prints one if its command is above.
     Format(

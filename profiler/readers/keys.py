@@ -7,32 +7,26 @@ A rate ends with `:/s`, in tokens per second. What no path can say, a format add
 
 from __future__ import annotations
 
-PROMPT_LEN = (
-    "prompt_len | input_len | config.scenario.input_shapes.sequence_length | config.sequence_length"
-    " | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens"
-)
+PROMPT_LEN = "prompt_len | input_len | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens"
 """Prompt tokens that were computed."""
 NEW_TOKENS = (
-    "new_tokens | output_len | config.scenario.generate_kwargs.max_new_tokens | config.num_tokens_to_generate"
-    " | eval_count | predicted_n | generation_tokens | usage.completion_tokens | usage.output_tokens"
+    "new_tokens | output_len | eval_count | predicted_n | generation_tokens | usage.completion_tokens"
+    " | usage.output_tokens"
 )
-BATCH_SIZE = "batch_size | config.batch_size"
 REQUESTS = "requests | num_requests"
 """How many sequences shared the time, if it is not one batch's."""
 PREFILL = (
-    "prefill_s | prefill_latency | report.prefill.latency.values | report.prefill.latency.mean"
-    " | measurements.time_to_first_token | t_pp | T_PP s | prompt_eval_duration:ns | prompt_eval_rate:/s | prompt_ms:ms"
+    "prefill_s | prefill_latency | t_pp | T_PP s | prompt_eval_duration:ns | prompt_eval_rate:/s | prompt_ms:ms"
     " | prompt_per_second:/s | prompt_tps:/s | stats.time_to_first_token | metrics.time_to_first_token_ms:ms"
 )
-"""The time of a prefill: a number, or a list of repetitions, whose median counts."""
+"""The time of a prefill."""
 DECODE = (
-    "decode_s | median_decode_latency | report.decode.latency.values | report.decode.latency.mean"
-    " | measurements.inter_token_latency | t_tg | T_TG s | eval_duration:ns | eval_rate:/s | predicted_ms:ms"
+    "decode_s | median_decode_latency | t_tg | T_TG s | eval_duration:ns | eval_rate:/s | predicted_ms:ms"
     " | predicted_per_second:/s | generation_tps:/s | stats.tokens_per_second:/s | metrics.generation_time_ms:ms"
 )
 """The same of a decode step, or of several."""
 GENERATE = "latencies | percentiles.50 | avg_latency | elapsed_time | performance.total_latency_ms:ms"
-"""The same of a whole `generate`."""
+"""The same of a whole `generate`: a number, or a list of repetitions, whose median counts."""
 
 # With speculative decoding.
 GIVES = (
@@ -100,16 +94,13 @@ SETTINGS = {
     "run": "run_at",
     "model's name": "model_id | input_config.models.items.name | input_config.endpoint.model_names"
     " | input_config.model_names | input_config.model | args.model | args.backend_kwargs.model | config.backend.model"
-    " | engine.model | metadata.model_id | model",
+    " | engine.model | model",
     "server": "backend",
     "tp_size": TP,
     "pp_size": "server_info.pp_size",
     "dp_size": "server_info.dp_size",
     "quantization": "server_info.quantization | engine.quantization | model_info.quant",
-    "precision": "config.backend.torch_dtype",
-    "attention": "config.backend.attn_implementation",
-    "device": "ran_on | machine.name | metadata.hardware_info.gpu_name",
-    "transformers": "config.environment.transformers_version | metadata.commit_id",
+    "device": "machine.name",
     "TensorRT LLM": "engine.version",
     "draft tokens": "server_info.speculative_num_draft_tokens",
     "request_rate": "request_rate",

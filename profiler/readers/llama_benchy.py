@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure
+from profiler.readers.figures import Figure, Shape, Tokens
 from profiler.readers.formats import Format
 from profiler.readers.sources import Source
 from profiler.readers.values import Measured, Record, measured, whole_of
@@ -57,14 +57,15 @@ def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
                 is_cached = abs(math.log(tokens / size)) < abs(math.log(tokens / (size + depth)))
             prompts[key] = (size, depth) if is_cached else (size + depth, 0)
         prompt, context = prompts.get(key, (0, depth))
-        lengths = (prompt or None, context if context or not prompt else None, None if is_prefill else size or None)
+        after, new = context if context or not prompt else None, None if is_prefill else size or None
+        shape = Shape(many, prompt or None, after, new)
         if is_prefill:
             time_s = total.of(many * prompt) if many > 1 and total else wait and wait.times(1e-3)
             notes = (_HTTP, "until the last first token") if many > 1 else (_HTTP,)
-            figure = time_s and Figure("prefill", time_s, many, *lengths, notes=notes)
+            figure = time_s and Figure("prefill", shape, time_s, notes=notes)
         else:
             time_s = each.of(1) if each else total and total.of(many)
-            figure = time_s and Figure("decode", time_s, many, *lengths, gives=None, notes=(_HTTP,))
+            figure = time_s and Figure("decode", shape, time_s, Tokens(None), notes=(_HTTP,))
         tests += [{**row, "figure": figure}] if figure else []
     return tests
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure
+from profiler.readers.figures import Covers, Figure, Held, Shape, Tokens
 from profiler.readers.formats import Format, batches
 from profiler.readers.sources import Source
 from profiler.readers.values import Record, first_of, measured, number_of, whole_at, whole_of
@@ -122,23 +122,18 @@ def _figures(row: Record) -> list[Figure]:
     notes += _chunks(row, prompt) if not new else []
     size, params = (_amount(first_of(row, paths)) for paths in ("model_size | size", "parameters | params"))
     covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
-    figure = Figure(
-        covers,
-        time_s if prompt else time_s.times(1 / new),
-        batch_size=1,
-        prompt_len=prompt or None,
-        context_len=depth if depth or not prompt else None,
-        new_tokens=new or None,
-        prefill_gives=0,  # test_gen decodes a token for each of n_gen, and samples none
+    shape = Shape(1, prompt or None, depth if depth or not prompt else None, new or None)
+    held = Held(
         weight_bytes=size / params if size and params else None,
         params=round(params) if params else None,
         kv_itemsize=None if math.isnan(kv_bytes) else kv_bytes,
         gpu_layers=row["gpu_layers"],
         weights_on_host=str(row.get("n_cpu_moe") or 0) != "0" or "CPU" in str(row.get("tensor_buft_overrides") or ""),
         cache_on_host=str(row.get("no_kv_offload") or 0) != "0",
-        notes=tuple(notes),
     )
-    return [figure]
+    tokens = Tokens(first=0)  # test_gen decodes a token for each of n_gen, and samples none
+    time_s = time_s if prompt else time_s.times(1 / new)
+    return [Figure(covers, shape, time_s, tokens, held, notes=tuple(notes))]
 
 
 def _amount(value: object) -> float | None:

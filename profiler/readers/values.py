@@ -89,7 +89,7 @@ def whole_of(value: object, what: str, least: int = 0) -> int:
 def inner(record: object, path: str) -> Any:
     """The value at a path of keys, such as `metrics.latency.median`, or at a key with this name; None if there is none.
 
-    `*` is any key. Of a list of mappings it is the list of their values.
+    Of a list of mappings it is the list of their values.
     """
     if isinstance(record, Mapping) and path in record:
         return record[path]
@@ -100,7 +100,7 @@ def inner(record: object, path: str) -> Any:
         elif not isinstance(value, Mapping):
             return None
         else:
-            value = list(value.values()) if name == "*" else value.get(name)
+            value = value.get(name)
     return value
 
 

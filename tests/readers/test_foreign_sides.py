@@ -196,18 +196,13 @@ def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_every_record_count(tmp_path: Path) -> None:
-    """SGLang's --output-file appends, exports of AIPerf may be joined, and benchmark_v2 runs a shape with several
-    attentions: what differs tells records apart."""
-    [result, *_] = record("transformers.json").values()
-    attentions = {name: result | {"config": result["config"] | {"attn_implementation": name}} for name in "ab"}
+    """SGLang's --output-file appends, and exports of AIPerf may be joined: what differs tells records apart."""
     for name, setting, changes in (
         ("sglang-mtp.jsonl", "quantization", [{"server_info": {"quantization": each}} for each in "ab"]),
         ("aiperf.json", "model's name", [{"input_config": {"model": [each]}} for each in "ab"]),
     ):
         changed(tmp_path / "f", name, *changes)
         assert {cell.settings for cell in read_side(tmp_path / "f").cells} == {((setting, value),) for value in "ab"}
-    (tmp_path / "t").write_text(json.dumps(attentions))
-    assert {dict(cell.settings)["attn_implementation"] for cell in read_side(tmp_path / "t").cells} == {"a", "b"}
     unequal = ({"server_info": {"tp_size": gpus}} for gpus in (1, 8))
     with pytest.raises(RequestError, match="unequal numbers of GPUs"):
         read_side(changed(tmp_path / "f", "sglang-mtp.jsonl", *unequal))

@@ -10,7 +10,7 @@ from foreign_files import FILES, holds
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import ForeignFile
+from profiler.readers.figures import ForeignFile, Tokens
 
 TABLE = (FILES / "llama-bench-moe.md").read_text()
 
@@ -69,7 +69,7 @@ def test_a_csv_that_lost_rows_is_named(tmp_path: Path) -> None:
     head, row = "batch_size,prompt_len,new_tokens,latency_s\n", "1,64,32,0.02\n"
     for rest in ("4,64,3", '2,64,"32,0.03\n' + row):
         cut = read(head + row + row.replace("64", "128") + rest, tmp_path / "f")
-        assert [figure.prompt_len for figure in cut.figures] == [64, 128]
+        assert [figure.shape.prompt_len for figure in cut.figures] == [64, 128]
         assert "row 3 is cut or broken" in cut.remarks[0]
     with pytest.raises(RequestError, match="several columns called latency_s"):
         read("batch_size,prompt_len,latency_s,latency_s\n1,64,0.02,0.03\n", tmp_path / "f")
@@ -119,7 +119,7 @@ def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
     twice = f"Maximum request concurrency: 4\n{report}\nMaximum request concurrency: 8\n{report}"
     for prefix in ("", "bench-1  | ", "# ", "(APIServer pid=12) ", "[1,0]<stdout>: "):
         text = "".join(f"{prefix}{line}\n" for line in twice.splitlines())
-        caps = [figure.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
+        caps = [figure.shape.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
         assert caps == [4, 8]
 
 
@@ -153,10 +153,10 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     file = read(
         head + draft + timings + timings.replace("draft acceptance", "x").replace("accepted", "x"), tmp_path / "f"
     )
-    assert {(figure.weight_bytes, figure.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
+    assert {(figure.held.weight_bytes, figure.held.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
     first, second = (figure for figure in file.figures if figure.covers == "decode")
     assert (first.settings, second.settings) == ((("run", "1"),), (("run", "2"),))
-    assert (first.gives, first.processes, second.gives) == (2, 2.5, 1)
+    assert (first.tokens, second.tokens) == (Tokens(2, 2.5), Tokens(1))
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
 
 
@@ -225,7 +225,7 @@ def processor(share: str) -> str:
         ("$ vllm serve m --tensor-parallel-size=4\n" + text_of("vllm-serve.txt"), "decode", {"gpus": 4}, ""),
         # 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4.
         (text_of("vllm-serve.txt").rstrip().removesuffix("=" * 50) + DRAFTED, "decode",
-         {"gives": 3.2, "processes": 4.0, "seconds": 3.2 * 0.01708}, ""),
+         {"given": 3.2, "processed": 4.0, "seconds": 3.2 * 0.01708}, ""),
         # 1,366.09 and 1,369.41 tokens/s are 255 in and 256 out, in an hour's requests; the batch is not in the line.
         (THROUGHPUT, "generate",
          {"batch_size": None, "prompt_len": 255, "new_tokens": 256, "requests": 19_260, "seconds": 3600.0}, ""),
@@ -253,13 +253,13 @@ def processor(share: str) -> str:
         (SERVER + TIMINGS.replace("id  0", "id  1"), "decode", {}, "no other request at the same time"),
         # Drafts of a request that was cut off belong to no other. 51 accepted tokens of 4.64 per step are 11 steps,
         # which wrote 60 tokens: the last one gave more than it wrote.
-        (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "gives": 60 / 11, "processes": 6.0}, ""),
+        (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "given": 60 / 11, "processed": 6.0}, ""),
         # A copy of LM Studio's window may have a line for each part.
         (text_of("lm-studio-window.txt").replace(" • ", "\n\n•\n\n"), "decode",
          {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),
         # Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time.
         (re.sub(r"-----Time per Output(.*\n){4}", "", text_of("sglang-serving.txt")), "decode",
-         {"batch_size": 1, "gives": 2.46, "seconds": 2.46 * 7.64e-3}, "the time between arrivals is used"),
+         {"batch_size": 1, "given": 2.46, "seconds": 2.46 * 7.64e-3}, "the time between arrivals is used"),
         # A GPU that shares the host's memory did not run beside another.
         (VULKAN + SHARED.format(1) + TABLE, "decode", {"stages": 1, "device": "AMD Radeon RX 7900 XT"}, ""),
         (SHARED.format(0) + TABLE, "decode", {"stages": 1, "device": "V3D 7.1.10.2"}, ""),

@@ -12,7 +12,7 @@ from foreign_files import FILES, changed, holds, record
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import Figure
+from profiler.readers.figures import Figure, Held, Shape, Tokens
 from profiler.readers.values import Measured
 
 
@@ -42,7 +42,7 @@ def test_each_tool_is_detected_by_its_content(name: str, tmp_path: Path) -> None
     assert {file.tool} == {row["tool"] for row in expected}
     for figure, row in zip(file.figures, expected, strict=True):
         for size in ("covers", "batch_size", "prompt_len", "context_len", "new_tokens"):
-            value = getattr(figure, size)
+            value = getattr(figure if size == "covers" else figure.shape, size)
             assert row[size] in ("*", "" if value is None else str(value)), size
         assert not row["seconds"] or figure.time.value == pytest.approx(float(row["seconds"]), rel=5e-4)
 
@@ -79,24 +79,6 @@ FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959
 UNSAID = {"accept_length": None}
 
 
-def optimum(**parts: dict[str, object]) -> dict[str, object]:
-    """The configuration of optimum-benchmark's file with other values in parts of it."""
-    config = record("optimum.json")["config"]
-    return {"config": config | {name: config[name] | changes for name, changes in parts.items()}}
-
-
-def on(device: str, *gpus: str) -> dict[str, object]:
-    return optimum(environment={"gpu": gpus}, backend={"device": device})
-
-
-def answers(**options: int) -> dict[str, object]:
-    return optimum(scenario={"generate_kwargs": {"max_new_tokens": 16, **options}})
-
-
-CONTINUOUS = {
-    name: result | {"config": result["config"] | {"continuous_batching": True}}
-    for name, result in record("transformers.json").items()
-}
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
 FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}
@@ -130,11 +112,11 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8, "enable_dp_attention": True}}, "decode",
          {"batch_size": 243}, ""),
         # A time between arrivals of 3.5 times the time per token: several tokens arrive at once.
-        ("sglang-mtp.jsonl", UNSAID, "decode", {"gives": None, "seconds": 5.124e-3}, "3.5 at a time"),
+        ("sglang-mtp.jsonl", UNSAID, "decode", {"given": None, "seconds": 5.124e-3}, "3.5 at a time"),
         ("sglang-mtp.jsonl", UNSAID | {"server_info": {"speculative_algorithm": None}}, "decode",
-         {"gives": 1.0}, ""),
+         {"given": 1.0}, ""),
         # The file names six drafted tokens.
-        ("sglang-mtp.jsonl", {}, "decode", {"processes": 6.0}, "processes 6"),
+        ("sglang-mtp.jsonl", {}, "decode", {"processed": 6.0}, "processes 6"),
         # 10 ms per token of 2.5 per step.
         ("vllm-serve.json", {"median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}, "decode",
          {"seconds": 25e-3}, "gives 2.5 tokens"),
@@ -142,18 +124,10 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
         ("aiperf.json", {"input_config": PHASES}, "decode", {"cap": 8}, ""),
         ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
-        # It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus).
-        ("optimum.json", on("cuda", *["NVIDIA L4"] * 8), "decode", {"device": "NVIDIA L4"}, ""),
-        ("optimum.json", on("cuda", "NVIDIA L4", "Tesla T4"), "decode", {"device": "NVIDIA L4, Tesla T4"}, ""),
-        ("optimum.json", on("cpu", "NVIDIA L4"), "decode", {"device": "AMD EPYC"}, ""),
-        # Continuous batching stamps only tokens; without it, the streamer's last stamp makes 15 steps 16.
-        ("transformers.json", CONTINUOUS, "decode", {"batch_size": 4, "seconds": 0.02294921875}, ""),
-        # Two prompts with four beams, or answers, each run as eight sequences from the prefill on.
-        ("optimum.json", answers(num_beams=4), "prefill", {"batch_size": 8}, "as 4 sequences"),
-        ("optimum.json", answers(num_return_sequences=4), "decode", {"batch_size": 8, "seconds": 1.19}, "as 4"),
+        ("guidellm.json", {}, "decode", {"model's name": "small-llama"}, ""),
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
-        ("aiperf.json", SPECULATED, "decode", {"gives": 3.25, "processes": 5.0, "seconds": 32.53e-3}, ""),
-        ("aiperf.json", {}, "decode", {"gives": None}, ""),
+        ("aiperf.json", SPECULATED, "decode", {"given": 3.25, "processed": 5.0, "seconds": 32.53e-3}, ""),
+        ("aiperf.json", {}, "decode", {"given": None}, ""),
         ("sglang-serving.jsonl", FP8_CACHE, "decode", {"kv_itemsize": 1.0}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
@@ -220,7 +194,7 @@ def test_our_own_cells_keep_what_was_cached(tmp_path: Path) -> None:
     rows = ["prefill,8,64,8128", "decode,8,64,8208", "decode,1,0,528", "decode,1,512,528"]
     names = "phase,batch_size,prompt_len,context_len,new_tokens,latency_s"
     path.write_text("\n".join([names, *(f"{row},32,0.01" for row in rows)]))
-    found = [(figure.prompt_len, figure.context_len) for figure in read_foreign(path).figures]
+    found = [(figure.shape.prompt_len, figure.shape.context_len) for figure in read_foreign(path).figures]
     assert found == [(64, 8128), (64, 8128), (None, 512), (512, 0)]
 
 
@@ -233,16 +207,16 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
-        Figure("decode", Measured(0.02, rounding=0.0001, repeats=5), 2, 64, None, 32, gives=None),
-        Figure("prefill", Measured(0.5, rounding=0.05), 1, 128, 9),
-        Figure("decode", Measured(0.25, rounding=0.005), 4, None, 248, 16, gives=None, notes=(note,)),
+        Figure("decode", Shape(2, 64, None, 32), Measured(0.02, rounding=0.0001, repeats=5), Tokens(None)),
+        Figure("prefill", Shape(1, 128, 9), Measured(0.5, rounding=0.05)),
+        Figure("decode", Shape(4, None, 248, 16), Measured(0.25, rounding=0.005), Tokens(None), notes=(note,)),
     ]
     names = names.strip() + ",samples_s,bits_per_weight\n"
     rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
     path.write_text(names + "\n".join(rows))
     assert list(read_foreign(path).figures)[1] == Figure(
-        "decode", Measured(0.02, 0.0, 0.005, (0.019, 0.02, 0.022), 3), 1, 64, None, 32,
-        gives=None, weight_bytes=4.5 / 8, settings=(("bits per weight", "4.5"),),
+        "decode", Shape(1, 64, None, 32), Measured(0.02, 0.0, 0.005, (0.019, 0.02, 0.022), 3),
+        Tokens(None), Held(weight_bytes=4.5 / 8), (("bits per weight", "4.5"),),
     )  # fmt: skip
     for broken, message in (
         ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a number from 1e-18 to 1e+15: -1"),
