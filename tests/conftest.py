@@ -165,7 +165,7 @@ def xeon_facts() -> Facts:
     """The facts of a committed run of SmolLM2-135M on a Xeon."""
     folder = Path(__file__).parents[1] / "runs" / "reference" / "smollm2-135m-xeon"
     document = read_document(folder)
-    return read_facts(folder, document, read_gathered(folder, document))
+    return read_facts(folder, document, read_gathered(folder))
 
 
 @pytest.fixture(scope="session")

@@ -217,7 +217,7 @@ def side_of_run(run: Run) -> Side:
     Raises RunError if the samples cannot be read.
     """
     document = run.document
-    gathered = read_gathered(run.folder, document)
+    gathered = read_gathered(run.folder)
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0

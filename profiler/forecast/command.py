@@ -61,7 +61,7 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     document = read_document(folder)
     if document.ranks > 1:
         raise RunError(f"{folder} is a run of {document.ranks} ranks; use a run on one GPU.")
-    facts = read_facts(folder, document, read_gathered(folder, document))
+    facts = read_facts(folder, document, read_gathered(folder))
     run = Run(folder, document, read_results(folder))
     chosen = engine if engine in document.engine.names else document.engine.names[0]
     with quiet_libraries():

@@ -78,7 +78,7 @@ def open_log(
     if prepared.resumed:
         earlier = read_document(prepared.out)
         refuse_another(earlier, document)
-        gathered = read_gathered(prepared.out, earlier)
+        gathered = read_gathered(prepared.out)
     write_document(store.folder, document)
     config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
     config.pop("_name_or_path", None)  # the path that it was read from

@@ -32,7 +32,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     then be resumed. Neither torch nor a device is needed. Raises RunError if the folder's facts are damaged or missing.
     """
     document = read_document(folder)
-    gathered = read_gathered(folder, document)
+    gathered = read_gathered(folder)
     facts = read_facts(folder, document, gathered)
     judgement = judge_run(facts)
     hooked_steps = facts.hooked.values() if document.looked_inside else ()

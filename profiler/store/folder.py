@@ -159,7 +159,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 """Columns without which a row says nothing; a run that was written before another column existed lacks it."""
 
 
-def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
+def read_gathered(folder: Path) -> MergedFacts:
     """All facts in samples.jsonl, merged. Raises RunError for a damaged file, and for the same repetition twice."""
     merged = MergedFacts()
     for fact in read_facts_of(folder):

@@ -156,7 +156,7 @@ def lines_of(run: Run, everything: bool) -> dict[str, Advice | None]:
     """Return the lines to execute, with the advice of those that are advised."""
     lines: dict[str, Advice | None] = {item.line: item for item in run.document.advised}
     if everything:
-        gathered = read_gathered(run.folder, run.document)
+        gathered = read_gathered(run.folder)
         tried = [trial.line for trials in gathered.trials.values() for trial in trials]
         for line in (*tried, *(item.line for item in gathered.every(NotTried))):
             if line and "torch.compile" not in line:

@@ -53,7 +53,7 @@ def pool_of(run: str) -> Pool:
     cells: dict[MatchKey, Sequence[Sequence[float]]] = {}
     for folder in sorted(path.parent for path in RUNS.rglob("run.json")):
         document = read_document(folder)
-        if document.device.kind != "cpu" or (gathered := read_gathered(folder, document)).forecasts:
+        if document.device.kind != "cpu" or (gathered := read_gathered(folder)).forecasts:
             continue
         for cell, repetitions in gathered.repetitions.items():
             for key in cell.keys:

@@ -116,7 +116,7 @@ def hosted(facts: Facts, pace_of: Callable[[np.random.Generator, int], float], s
 def many_cells() -> Facts:
     folder = Path("runs/reference/smollm2-135m-epyc")
     document = read_document(folder)
-    return replace(read_facts(folder, document, read_gathered(folder, document)), others={})
+    return replace(read_facts(folder, document, read_gathered(folder)), others={})
 
 
 def test_a_host_with_two_modes_is_named_once_with_both(many_cells: Facts) -> None:

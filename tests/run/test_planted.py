@@ -28,7 +28,7 @@ from profiler.comparison.side import read_side
 from profiler.device.clock import CoreClock, time_calls
 from profiler.device.machine import Machine
 from profiler.facts.operators import REST
-from profiler.store.folder import read_gathered, read_run
+from profiler.store.folder import read_gathered
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, m
 
 def small_kernels_s(folder: Path) -> float:
     """Return the seconds of a prefill's kernels that are neither matmuls nor attention."""
-    replays = read_gathered(folder, read_run(folder).document).replays
+    replays = read_gathered(folder).replays
     return next(found[REST].whole.median_s for key, found in replays.items() if key.phase == "prefill")
 
 

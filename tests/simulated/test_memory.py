@@ -114,7 +114,7 @@ def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
         assert len(counted) == (prefills[batch] == "ok")
         assert all(nbytes == pytest.approx(peak, rel=0.005) for nbytes in counted)
         if free_bytes == refused:
-            for gap in read_gathered(run.folder, run.document).gaps.values():
+            for gap in read_gathered(run.folder).gaps.values():
                 needs = re.match(r"needs ([\d.]+) GB", gap.reason)
                 assert needs, gap.reason
                 assert float(needs[1]) == pytest.approx((peak - run.document.model.storage_bytes) / 1e9, rel=0.05)

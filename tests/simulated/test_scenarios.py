@@ -285,7 +285,7 @@ def test_the_overhead_model_of_4_bit_weights_launches_the_dense_copies_of_the_mo
     scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1, 8], quant="nf4")
     truth = H100.but(launch_s=40e-6)
     run, _ = profiled(scenario, [truth], tmp_path)
-    overhead = read_gathered(run.folder, run.document).overhead
+    overhead = read_gathered(run.folder).overhead
     one, eight = (overhead["eager", "decode", batch].step_s for batch in (1, 8))
     assert eight > one
     for phase, row in checked_cells(scenario, truth, run, tmp_path):

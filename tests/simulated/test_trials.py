@@ -40,7 +40,7 @@ def test_a_minute_measures_the_graph_and_says_what_the_line_would_take(tmp_path:
     text = " ".join(run.answer)
     assert "Tried, but no line to copy: with one CUDA graph per step" in text
     assert STATIC_LINE in text
-    trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
+    trials = [trial for found in read_gathered(run.folder).trials.values() for trial in found]
     kept = [trial for trial in trials if trial.change not in (ChangeId.DTYPE, ChangeId.FORMAT)]
     assert kept
     assert all(trial.layers == trial.of_layers for trial in kept), "the loaded model is stepped, not a few layers"
@@ -70,7 +70,7 @@ def test_a_longer_run_compiles_and_advises_the_line(tmp_path: Path) -> None:
 def test_a_new_length_costs_a_plan_and_the_switch_is_tried_at_new_lengths(tmp_path: Path) -> None:
     """37 ms of first use for each new KV length, as on an H200."""
     run = run_on(H200, "bfloat16", tmp_path)
-    trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
+    trials = [trial for found in read_gathered(run.folder).trials.values() for trial in found]
     [switch] = [trial for trial in trials if trial.change is ChangeId.WITHOUT_CUDNN and trial.key.phase == "decode"][:1]
     assert min(switch.before.layers_s) > 30e-3 > max(switch.after.layers_s)
 
@@ -89,7 +89,7 @@ def test_4_bit_weights_on_a_t4_get_no_compiled_step(tmp_path: Path) -> None:
     run = run_on(T4.but(launch_s=50e-6), "float16", tmp_path, quant="nf4", batch_sizes="1,4")
     assert "Not tried: model.generate" not in " ".join(run.answer)
     assert "4 sequences a step: " in " ".join(run.answer)
-    trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
+    trials = [trial for found in read_gathered(run.folder).trials.values() for trial in found]
     static = [trial for trial in trials if trial.line == STATIC_LINE]
     assert {(trial.change, trial.once_s) for trial in static} == {(ChangeId.STATIC_CACHE, 0.0)}
 
@@ -115,5 +115,5 @@ def test_every_row_is_measured_twice_within_the_budget(truth: Truth, quant: str,
     assert parts.keys() >= _BESIDE
     assert sum(parts.values()) <= 1.1 * _BUDGET_S
     assert sum(parts[name] for name in _BESIDE) <= 0.3 * _BUDGET_S
-    trials = [trial for found in read_gathered(run.folder, run.document).trials.values() for trial in found]
+    trials = [trial for found in read_gathered(run.folder).trials.values() for trial in found]
     assert any(trial.line for trial in trials), "it tries changes on the model"

@@ -217,7 +217,7 @@ class Bench:
 
 
 def facts_of(run: Run) -> Facts:
-    return read_facts(run.folder, run.document, read_gathered(run.folder, run.document))
+    return read_facts(run.folder, run.document, read_gathered(run.folder))
 
 
 def cells_measured(name: str, run: Run, value: object) -> Check:
