@@ -28,7 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -185,7 +185,6 @@ def failing(fault: Fault | None, world: World) -> Iterator[Counter[tuple[str, st
     def wrapped(api: str) -> Callable[..., Any]:
         real = pkgutil.resolve_name(api)
 
-        @wraps(real)
         def called(*args: Any, **kwargs: Any) -> Any:
             if "/simulated/" in sys._getframe(1).f_code.co_filename:  # the simulator's own calls do not fail
                 return real(*args, **kwargs)
@@ -319,7 +318,7 @@ def bad_end(_: Ran, fault: Fault, after: Ran) -> str:
     ends = fault.kind in ("lost", "full") or (fault.on and fault.api in NEEDS_DEVICE) or fault.stage in ("", "loading")
     documented = after.code in (0, 3) or (after.code == 2 and ends)
     one_line = "Traceback" not in after.err and len(after.err.strip().splitlines()) <= 1
-    return "" if documented and one_line else f"exit code {after.code}: {after.err}"
+    return "" if documented and one_line else f"exit code {after.code}: {after.err.strip()}"
 
 
 def other_cells(base: Ran, fault: Fault, after: Ran) -> object:
