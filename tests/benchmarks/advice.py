@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,32 +106,27 @@ def real_savings(folder: Path, run: Run, line: str, shape: tuple[int, int], turn
         plain, changed = (
             stack.enter_context(worker([str(folder), base, model.dtype, each, *settings])) for each in ("", line)
         )
-        calls = [(called(plain), called(changed)) for _ in range(turns + 1)][1:]
+        calls = [(plain(), changed()) for _ in range(turns + 1)][1:]
     prefill, step = ([before[at] - after[at] for before, after in calls] for at in (0, 1))
     return saving_of(prefill), saving_of(step)
 
 
 @contextmanager
-def worker(settings: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WORKER, json.dumps(settings)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
+def worker(settings: Sequence[Any]) -> Iterator[Callable[[], tuple[float, float]]]:
+    """Yield a call that lets a process generate once, and returns the seconds of its prefill and of a step."""
+    command, pipe = [sys.executable, "-c", WORKER, json.dumps(settings)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         if process.stdout.readline() != "ready\n":
             raise RuntimeError(f"the process of {settings[3] or 'the model as it is'} ended")
-        yield process
-        assert process.stdin is not None
+
+        def called() -> tuple[float, float]:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            prefill_s, step_s = json.loads(process.stdout.readline())
+            return prefill_s, step_s
+
+        yield called
         process.stdin.close()
-
-
-def called(process: subprocess.Popen[str]) -> tuple[float, float]:
-    assert process.stdin
-    assert process.stdout
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    prefill_s, step_s = json.loads(process.stdout.readline())
-    return prefill_s, step_s
 
 
 def saving_of(differences_s: Sequence[float]) -> Saving:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from simulated.native import why_not
 
 from profiler.run.stages import Stages
 
-from .campaign import Fault, Recorded, ran, recorded, state, tried
+from .__main__ import Fault, Ran, ran, tried, whole
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,43 +20,39 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+def known(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A run of four cells without a fault."""
-    folder = tmp_path_factory.mktemp("known")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        yield recorded("eager", folder)
+    return whole("eager", tmp_path_factory.mktemp("known"))
 
 
 @pytest.mark.ci
-def test_a_planted_silent_loss_is_detected(known: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_silent_loss_is_detected(known: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel fails once during replays, and the run reports it. The planted loss suppresses that report."""
     fault = Fault("eager", "kernel", "replays", 1, "passing")
     assert tried(known, fault) == []
     monkeypatch.setattr(Stages, "miss", lambda *_: None)
-    assert any("facts are gone" in failure for failure in tried(known, fault))
+    assert any("what is missing is named" in failure for failure in tried(known, fault))
 
 
 @pytest.mark.ci
-def test_a_card_that_is_lost(known: Recorded, tmp_path: Path) -> None:
+def test_a_card_that_is_lost(known: Ran, tmp_path: Path) -> None:
     """The context breaks for good in the middle of the cells: every call gives the same error.
 
     https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchFailure: the process must be ended. Measured cells
     stay, the folder and the screen report the loss, and a resume appends the rest.
     """
-    fault = Fault("eager", "kernel", "timing", known.base.calls["kernel", "timing"] // 2, "lost")
+    fault = Fault("eager", "kernel", "timing", known.calls["kernel", "timing"] // 2, "lost")
     assert tried(known, fault) == []
-    first = ran("eager", known.model, tmp_path, fault)
-    lost, before = state(tmp_path), (tmp_path / "samples.jsonl").read_text()
-    assert ran("eager", known.model, tmp_path, resume=True).code == 0
-    assert first.code == 2
-    assert lost is not None
+    lost = ran("eager", tmp_path, fault)
+    samples = tmp_path / "run" / "samples.jsonl"
+    before = samples.read_text()
+    assert lost.code == 2
     assert not lost.document["finished"]
     assert any("illegal memory access" in line for line in lost.document["warnings"])
-    assert "illegal memory access" in first.err
-    assert 0 < sum(row["status"] == "ok" for row in lost.rows.values()) < len(known.state.rows)
-    assert (tmp_path / "samples.jsonl").read_text().startswith(before)
-    repetitions = [
-        (one["prompt_len"], one["batch_size"], one["round"]) for one in read_records(tmp_path) if "round" in one
-    ]
+    assert "illegal memory access" in lost.err
+    assert 0 < sum(row["status"] == "ok" for row in lost.rows.values()) < len(known.rows)
+    assert ran("eager", tmp_path, resume=True).code == 0
+    assert samples.read_text().startswith(before)
+    records = [record for record in read_records(samples.parent) if "round" in record]
+    repetitions = [(one["prompt_len"], one["batch_size"], one["round"]) for one in records]
     assert len(repetitions) == len(set(repetitions))

@@ -156,9 +156,10 @@ class Bench:
         self._made = {make: made for make, made in self._made.items() if made[1] or isinstance(made[0], Run)}
         free()
 
-    def load(self, model: str, dtype: torch.dtype | None = None, quant: Any = "none") -> Any:
+    def load(self, model: str, dtype: torch.dtype | None = None, quant: Any = "none", config: Any = None) -> Any:
         source = resolve(model)
-        return load(ModelRequest(source, self.device, dtype or self.dtype, quant), load_config(source)).module
+        request = ModelRequest(source, self.device, dtype or self.dtype, quant)
+        return load(request, config or load_config(source)).module
 
     def made_model(self, base: str, name: str, architecture: str, **changes: Any) -> str:
         """Return a folder with a model's changed config and no weights."""

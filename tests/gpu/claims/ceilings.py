@@ -63,10 +63,8 @@ def _load(bench: Bench, seconds: float) -> None:
 
 def _stream_ceiling(bench: Bench) -> Iterator[Check]:
     first = bench.once(first_ceilings)
-    second, clocks = _ceiling_with_clocks(
-        bench, partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench))
-    )
-    yield _twice(bench, "stream", first.memory[READ], second, clocks)
+    again = partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench))
+    yield _twice(bench, "stream", first.memory[READ], again)
     sheet = bench.machine.info.datasheet
     if sheet is None:
         yield Check("stream / datasheet", None, why="this device is not in the table of datasheets")
@@ -79,8 +77,8 @@ def _matmul_ceiling(bench: Bench, dtype: str) -> Iterator[Check]:
     first = bench.once(first_ceilings).compute.get(dtype)
     if first is None:
         raise NotRunError(f"this card and torch have no {dtype} matmul")
-    second, clocks = _ceiling_with_clocks(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
-    yield _twice(bench, f"{dtype} matmul", first, second, clocks)
+    again = partial(measure_gemm, bench.machine, dtype, _stage_s(bench))
+    yield _twice(bench, f"{dtype} matmul", first, again)
     sheet = bench.machine.info.datasheet
     if sheet is None:
         return
@@ -93,32 +91,27 @@ def _matmul_ceiling(bench: Bench, dtype: str) -> Iterator[Check]:
         yield Check(f"{dtype} matmul / a healthy card's", share > 0.9, share, "> 0.9")
 
 
-def _ceiling_with_clocks(bench: Bench, probe: Callable[[], Ceiling]) -> tuple[Ceiling, dict[str, float | None]]:
-    """Return a second measurement of a ceiling, with the card's clock at its start, during it (median), and at its
-    end."""
-    source = bench.machine.source
-    start_hz = source.read().clock_hz
-    with Watch(source, interval_s=_READINGS_S) as watch:
-        ceiling = probe()
-    end_hz = source.read().clock_hz
-    seen = [reading.clock_hz for reading in watch.readings if reading.clock_hz]
-    return ceiling, {"start": start_hz, "middle": statistics.median(seen) if seen else None, "end": end_hz}
-
-
-def _twice(bench: Bench, name: str, first: Ceiling, second: Ceiling, clocks: dict[str, float | None]) -> Check:
+def _twice(bench: Bench, name: str, first: Ceiling, again: Callable[[], Ceiling]) -> Check:
     """Compare two measurements of a ceiling, raw or at one clock.
 
     Readings of the clock are few, and a card at its power cap changes its clock between them.
     """
+    source = bench.machine.source
+    start_hz = source.read().clock_hz
+    with Watch(source, interval_s=_READINGS_S) as watch:
+        second = again()
+    end_hz = source.read().clock_hz
+    seen = [reading.clock_hz for reading in watch.readings if reading.clock_hz]
+    middle_hz = statistics.median(seen) if seen else None
+    now_hz = middle_hz or end_hz
     raw = second.per_s / first.per_s
-    now_hz = clocks["middle"] or clocks["end"]
     level = raw * first.clock_hz / now_hz if first.clock_hz and now_hz else raw
     value = {
         "raw": raw,
         "at one clock": level,
         "per_s": first.per_s,
         "first_clock_hz": first.clock_hz,
-        "clocks": clocks,
+        "clocks": {"start": start_hz, "middle": middle_hz, "end": end_hz},
     }
     apart = min(abs(raw - 1), abs(level - 1))
     return bench.on_a_card(f"{name} measured twice", apart < _APART, value, "one of both < 3 % apart")

@@ -21,9 +21,7 @@ from profiler.facts.operators import REST
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.loading.config import load_config
-from profiler.loading.load import load
 from profiler.loading.prompts import Prompts
-from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.overhead import overhead_model_config
 
@@ -85,10 +83,8 @@ def _main_model(bench: Bench) -> _Model:
 
 
 def _overhead_model(bench: Bench) -> _Model:
-    source = resolve(bench.model)
-    return _with_names(
-        load(ModelRequest(source, bench.device, bench.dtype), overhead_model_config(load_config(source))).module
-    )
+    config = overhead_model_config(load_config(resolve(bench.model)))
+    return _with_names(bench.load(bench.model, config=config))
 
 
 def _main_cells(bench: Bench) -> Iterator[Check]:
