@@ -124,7 +124,13 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "pynvml.nvmlDeviceGetTemperature": ("nvml-lost",),
 }
 """Each call that may fail, and how it can. Kernels and allocations are those of the simulated GPU."""
-NEEDS_DEVICE = ("kernel", "torch.cuda.synchronize", "torch.cuda.Event.record", "torch.cuda.Event.elapsed_time")
+NEEDS_DEVICE = (
+    "kernel",
+    "torch.cuda.synchronize",
+    "torch.cuda.Event.record",
+    "torch.cuda.Event.elapsed_time",
+    "torch.cuda.empty_cache",
+)
 
 
 KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
@@ -332,7 +338,8 @@ def other_cells(base: Ran, fault: Fault, after: Ran) -> object:
 
 
 def unnamed(base: Ran, fault: Fault, after: Ran) -> list[str]:
-    why = "out of memory" if fault.kind == "oom" else str(RAISED.get(fault.kind, str)()).partition("\n")[0]
+    error = RAISED[fault.kind]() if fault.kind in RAISED else ""
+    why = "out of memory" if fault.kind == "oom" else getattr(error, "strerror", str(error).partition("\n")[0])
     told = all(plain(why)[:24] in plain(text) for text in (json.dumps(after.document), after.out))
     if after.code == 2 or (after.code != 0 and told):
         return []
