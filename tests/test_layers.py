@@ -136,7 +136,7 @@ def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folde
     assert {name: (run.folder / name).read_bytes() for name in names} == before
     assert "<svg" in (run.folder / "report.html").read_text("utf-8")
     assert (base / "report.html").stat().st_size > 5000
-    assert all(words in done.stdout for words in ("Decode at batch 1 is", "evidence", "speed-up"))
+    assert all(words in done.stdout for words in ("decode 1 x 8", "evidence", "speed-up"))
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
