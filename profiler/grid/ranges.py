@@ -29,6 +29,8 @@ _RUNGS: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
     ((64, 256), (1, 2), 10),
     ((64, 128), (1, 2), 10),
     ((32, 64), (1, 2), 10),
+    ((32,), (1, 2), 10),
+    ((32,), (1,), 10),
 )
 """Prompt lengths, batch sizes and new tokens: what chats and retrieval look like, and less where steps are slow."""
 
