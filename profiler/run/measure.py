@@ -106,8 +106,8 @@ def explain_cells(session: Session) -> None:
 
 
 def _replay(session: Session, measured: list[Cell]) -> None:
-    session.stages.begin("replays", "replaying each cell's kernels in isolation")
     _complete_overhead(session, measured)
+    session.stages.begin("replays", "replaying each cell's kernels in isolation")
     with session.stages.optional(*_REPLAYS):
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
@@ -165,6 +165,7 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
         guard = partial(session.stages.optional, "the overhead again")  # if it fails, the first measurement stands
         _measure_overhead(session, sizes, engines, guard)
     if cells:
+        session.stages.begin("replays", "replaying disturbed kernels again")
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
 
