@@ -44,6 +44,7 @@ from simulated.truth import A100, T4, Truth
 from simulated.world import World, simulated
 
 from profiler.cli import app
+from profiler.measure import sweep
 from profiler.run.stages import Stages
 
 SMALL = Scenario("smollm2-135m", 1, "float16", "eager", (16, 32), (1, 2), 8)
@@ -124,13 +125,7 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "pynvml.nvmlDeviceGetTemperature": ("nvml-lost",),
 }
 """Each call that may fail, and how it can. Kernels and allocations are those of the simulated GPU."""
-NEEDS_DEVICE = (
-    "kernel",
-    "torch.cuda.synchronize",
-    "torch.cuda.Event.record",
-    "torch.cuda.Event.elapsed_time",
-    "torch.cuda.empty_cache",
-)
+NEEDS_DEVICE = ("kernel", "torch.cuda.synchronize", "torch.cuda.Event.record", "torch.cuda.Event.elapsed_time")
 
 
 KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
@@ -165,9 +160,18 @@ class Fault:
 
 
 @contextlib.contextmanager
-def failing(fault: Fault | None, world: World) -> Iterator[Counter[tuple[str, str]]]:
-    """Count calls by API and stage, and let them fail as the fault says, within the context."""
+def failing(fault: Fault | None, world: World) -> Iterator[tuple[Counter[tuple[str, str]], set[str]]]:
+    """Let calls fail as the fault says, within the context; yields calls by API and stage, and cells of failures."""
     begin, stage, lost, calls = Stages.begin, "", False, Counter[tuple[str, str]]()
+    repetition, cell_name, touched = sweep.repetition, "", set[str]()
+
+    def timed(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal cell_name
+        cell_name = f"{cell.engine}/{cell.batch_size}/{cell.depth}"
+        try:
+            return repetition(engine, cell, *args, **kwargs)
+        finally:
+            cell_name = ""
 
     def begun(stages: Stages, name: str, text: str = "") -> None:
         nonlocal stage
@@ -181,6 +185,7 @@ def failing(fault: Fault | None, world: World) -> Iterator[Counter[tuple[str, st
         calls[api, stage] += 1
         if fault is None or not fault.is_at(api, stage, calls[api, stage]):
             return real()
+        touched.add(cell_name)
         if fault.kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         lost = fault.kind == "lost"
@@ -207,10 +212,11 @@ def failing(fault: Fault | None, world: World) -> Iterator[Counter[tuple[str, st
     world.card.memory.on_allocate = lambda _bytes: call("allocate", lambda: None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(Stages, "begin", begun))
+        stack.enter_context(mock.patch.object(sweep, "repetition", timed))
         for api in CALLS:
             with contextlib.suppress(ImportError):  # a library that is missing, an event of the GPU
                 stack.enter_context(mock.patch(api, wrapped(api)))
-        yield calls
+        yield calls, touched
 
 
 @dataclass(frozen=True)
@@ -225,6 +231,8 @@ class Ran:
     """Bytes of the GPU's memory in use at the end."""
     simulated_s: float
     calls: Mapping[tuple[str, str], int]
+    touched: set[str]
+    """Engine, batch and length of the cells that were timed when a call failed."""
     rows: Mapping[str, dict[str, str]]
     """Rows of cells.csv by the values of `KEY`."""
     document: Mapping[str, Any]
@@ -250,7 +258,7 @@ def ran(name: str, parent: Path, fault: Fault | None = None, *, resume: bool = F
         stack.enter_context(contextlib.redirect_stderr(err))
         world.host.unix_at_start_s += LATER_S * resume
         started_s = world.host.now_s
-        with failing(fault, world) as calls:
+        with failing(fault, world) as (calls, touched):
             try:
                 app.main()
             except SystemExit as ended:
@@ -260,7 +268,7 @@ def ran(name: str, parent: Path, fault: Fault | None = None, *, resume: bool = F
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # torch keeps them; they are no leak
         took_s, left_bytes = world.host.now_s - started_s, world.card.memory.allocated
-    return Ran(code, out.getvalue(), err.getvalue(), left_bytes, took_s, calls, *left_in(folder))
+    return Ran(code, out.getvalue(), err.getvalue(), left_bytes, took_s, calls, touched, *left_in(folder))
 
 
 def left_in(folder: Path) -> tuple[dict[str, dict[str, str]], dict[str, Any], frozenset[str]]:
@@ -328,13 +336,17 @@ def bad_end(_: Ran, fault: Fault, after: Ran) -> str:
 
 
 def other_cells(base: Ran, fault: Fault, after: Ran) -> object:
-    """A call of `timing` that fails once touches one cell, which has two rows."""
     missing = {part["what"] for part in after.document.get("missing", ())}
     found = changed(base, after, [name for name in COUNTS if not (name in EXECUTED and missing & COUNTING)])
     if fault.kind not in ("lost", "oom") and after.code != 2:
         found |= {key: [row["status"]] for key, row in after.rows.items() if row["status"] != "ok"}
-    touched = 0 if fault.stage != "timing" else len(after.rows) if fault.on else 2
-    return len(found) > touched and found
+    return {key: what for key, what in found.items() if cell_of(after.rows[key]) not in after.touched}
+
+
+def cell_of(row: Mapping[str, str]) -> str:
+    """Return a row's cell as `failing` names it."""
+    depth = row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]
+    return f"{row['engine']}/{row['batch_size']}/{depth}"
 
 
 def unnamed(base: Ran, fault: Fault, after: Ran) -> list[str]:

@@ -70,6 +70,23 @@ def right_labels(phase: Phase) -> set[str]:
     return labels | {"mixed", "inconclusive"}
 
 
+@pytest.mark.parametrize(
+    ("exposed_s", "weights_s", "traffic_s", "labels"),
+    [
+        (0.7, 0.25, 0, {"overhead-bound"}), (0, 0.9, 0, {"memory-bound"}), (0.05, 0.9, 0, {"memory-bound", "mixed"}),
+        (0, 0.3, 0, {"slow-kernels", "mixed", "inconclusive"}),
+        (0, 0.3, 0.2, {"slow-kernels", "memory-bound", "mixed", "inconclusive"}),
+    ],
+)  # fmt: skip
+def test_a_label_is_right_by_the_seconds_of_its_limit(
+    exposed_s: float, weights_s: float, traffic_s: float, labels: set[str]
+) -> None:
+    on_card_s = 1 - exposed_s
+    lost_s = on_card_s - weights_s
+    step = Phase("eager", "decode", 1, 8, 1.0, on_card_s, exposed_s, 1, weights_s, 0, 0, 0, lost_s, traffic_s, 0, 0)
+    assert right_labels(step) == labels
+
+
 @pytest.mark.parametrize("number", range(8))
 def test_a_random_card_obeys_the_rules_of_every_scenario(number: int, tmp_path: Path) -> None:
     scenario, truth = drawn(8 * date.today().toordinal() + number)
