@@ -135,6 +135,8 @@ class Grid:
     """Prompts of unequal lengths: one batch per batch size, whose cell is as long as its longest prompt."""
     prefix: int = 0
     """The first tokens of every prompt, which are cached before it."""
+    unreached: tuple[Cell, ...] = ()
+    """Cells of a default grid that the budget did not reach: they are left out."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -145,7 +147,7 @@ class Grid:
             for prompt, new_tokens, context in self._shapes(batch)
             for engine in self.engines
         )
-        return tuple(by_size(cells))
+        return tuple(by_size(cell for cell in cells if cell not in self.unreached))
 
     @property
     def keys(self) -> tuple[CellKey, ...]:

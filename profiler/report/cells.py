@@ -89,6 +89,8 @@ def _cell_notes(run: Run) -> list[str]:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
         why = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
         notes.append(f"left out: prompts {prompts} x batches {batches}; {why}")
+    if unreached := run.document.grid.unreached:
+        notes.append(f"left out: {', '.join(cell.name for cell in unreached)} tokens; a larger --budget reaches them")
     if forecast := sum(result.status == "forecast" for result in run.results):
         rows = several(forecast, "row is", "rows are")
         notes.append(f"{rows} forecast, as in runs recorded before 0.5.0: {CELLS_FILE}")

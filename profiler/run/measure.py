@@ -231,14 +231,16 @@ def search_unexplained(session: Session) -> None:
                 ledger.extend(hooked for hooked in hooked_keys if hooked.key in unexplained)
 
 
-def skip_the_rest(session: Session) -> None:
-    """Give each cell that the budget did not reach its reason."""
+def skip_the_rest(session: Session) -> tuple[Cell, ...]:
+    """Give each cell of a named grid that the budget did not reach its reason; return those of a default grid."""
     gathered = session.ledger.gathered
-    for cell in session.prepared.grid.cells:
-        if cell not in gathered.repetitions and cell not in gathered.gaps:
-            total = f"{session.budget.total_s:g} s"
-            why = f"the budget of {total} ended before its repetition; a larger --budget reaches it"
-            session.ledger.add(Gap(cell, "skipped", why))
+    known = gathered.repetitions.keys() | gathered.gaps.keys()
+    unreached = tuple(cell for cell in session.prepared.grid.cells if cell not in known)
+    if not session.prepared.options.names_grid:
+        return unreached
+    why = f"the budget of {session.budget.total_s:g} s ended before its repetition; a larger --budget reaches it"
+    session.ledger.extend(Gap(cell, "skipped", why) for cell in unreached)
+    return ()
 
 
 def measure_options(session: Session) -> None:

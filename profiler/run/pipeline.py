@@ -115,10 +115,10 @@ def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
         yield ending
     except (DeviceError, KeyboardInterrupt) as error:
         ending.error = error
-    if ending.error is None:
-        skip_the_rest(session)
+    unreached = skip_the_rest(session) if ending.error is None else ()
     document = closing(session.document, session.subject, session.stages, ending.error)
-    ending.document = replace(document, fallbacks=tuple(session.fallbacks))
+    grid = replace(document.grid, unreached=unreached)
+    ending.document = replace(document, grid=grid, fallbacks=tuple(session.fallbacks))
     write_document(session.prepared.out, ending.document)
 
 

@@ -208,7 +208,7 @@ def doubling_sections(run: Run, phase: Phase) -> list[Section]:
     tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
     too_few = "Fewer than two batch sizes have a number: there is nothing to compare."
     sections = [_series(run, test) for test in tests] or [Section("", [Sentences([too_few])])]
-    late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "skipped"})
+    late = sorted({cell.batch_size for cell in run.document.grid.unreached})
     ends = [f"No time was left for batch {', '.join(map(str, late))}: a larger --budget reaches them."] if late else []
     end = [Lines([*ends, *run.document.warnings], "warning"), Lines(end_lines(run), "dim")]
     return [*sections, Section("", end)]

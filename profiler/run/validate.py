@@ -238,7 +238,8 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     is trusted. Raises RunError if the run is finished or cannot be read, and RequestError as `prepare` does.
     """
     document = read_document(folder)
-    if document.finished and not document.missing and all(row.status == "ok" for row in read_results(folder)):
+    is_whole = not document.missing and not document.grid.unreached
+    if document.finished and is_whole and all(row.status == "ok" for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope report` writes its pages again.")
     prepared = prepare(recorded_options(folder, document, replace(options, out=folder)))
     if prepared.prompts.digest != document.grid.prompts_digest:

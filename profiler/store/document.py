@@ -15,7 +15,7 @@ from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import Grid, Phase
+from profiler.grid.cells import Cell, Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
@@ -58,6 +58,8 @@ class GridRecord:
     """A short hash of their tokens."""
     prefix: int = 0
     """The first tokens of every prompt, which were cached before it: only in runs of older versions."""
+    unreached: tuple[Cell, ...] = ()
+    """Cells of a default grid that the budget did not reach; they have no row."""
     larger: LargerGrid | None = None
     """Null if the grid was named, or is the largest default grid."""
 

@@ -85,6 +85,12 @@ def test_the_larger_grid_that_was_left_out_is_named_with_its_budget(budget_s: fl
     assert f"left out: prompts 128, 512 x batches 1, 4, 16; {why}" in lines_of([cells(run)])
 
 
+def test_cells_of_a_default_grid_that_the_budget_did_not_reach_are_named() -> None:
+    grid = replace(old_run().document.grid, unreached=(Cell(4, 64, 10), Cell(4, 256, 10)))
+    run = with_document(old_run(), grid=grid)
+    assert "left out: 4 x 64, 4 x 256 tokens; a larger --budget reaches them" in lines_of([cells(run)])
+
+
 def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:
     """Of 100 rows a screen of 45 lines has the first, or evenly picked ones from the first to the last."""
     rows = [[f"row {number}", "1"] for number in range(100)]

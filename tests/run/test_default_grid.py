@@ -165,6 +165,11 @@ def test_warm_ups_are_those_of_the_smallest_cell_and_of_more_sequences(prepared:
     assert all(item.prefill_s and 0 < item.decode_s < item.prefill_s * 100 for item in (small, wider))
 
 
+def only_the_first(*given: Any, **named: Any) -> Iterator[Repetition | Gap]:
+    """A sweep that ends after one repetition, as on a machine that has become much slower."""
+    yield next(sweep(*given, **named))
+
+
 @pytest.mark.slow
 def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures_it(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,12 +177,8 @@ def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures
     hurry(monkeypatch, whole_grid=False)
     options = Options(model=str(tiny_folder), prompt_lens="8", batch_sizes="1,2", new_tokens=4, device="cpu")
     options = replace(options, budget_s=600.0, no_trials=True, out=tmp_path / "run")
-
-    def first_only(*given: Any, **named: Any) -> Iterator[Repetition | Gap]:
-        yield next(sweep(*given, **named))
-
     with monkeypatch.context() as patch:
-        patch.setattr("profiler.run.pipeline.sweep", first_only)
+        patch.setattr("profiler.run.pipeline.sweep", only_the_first)
         run = execute(prepare(options), Listener())
     assert run.cells["status"].tolist() == ["ok", "skipped"] * 2
     assert any("the budget of 600 s ended before its repetition" in warning for warning in run.document.warnings)
@@ -188,6 +189,23 @@ def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures
     assert again.cells["status"].tolist() == ["ok"] * 4
     with pytest.raises(RunError, match="is finished"):
         prepare_resume(run.folder, options)
+
+
+@pytest.mark.slow
+def test_a_cell_of_a_default_grid_that_the_budget_did_not_reach_is_no_row_and_resume_measures_it(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch, whole_grid=False)
+    options = Options(model=str(tiny_folder), device="cpu", budget_s=600.0, no_trials=True, out=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("profiler.run.pipeline.sweep", only_the_first)
+        run = execute(prepare(options), Listener())
+    unreached = run.document.grid.unreached
+    assert run.cells["status"].tolist() == ["ok"] * 2
+    assert len(unreached) == len(run.document.grid.prompt_lens) * len(run.document.grid.batch_sizes) - 1
+    assert not run.document.failed
+    again = execute(prepare_resume(run.folder, options), Listener())
+    assert again.cells["status"].tolist() == ["ok"] * 2 * (1 + len(unreached))
 
 
 @pytest.mark.slow
