@@ -154,7 +154,7 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, needed: _Needed, queri
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
-    device_s = _device_s(steps)
+    device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps[2:] or steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
     matmuls = [kernel for kernel in middle if _part(kernel) == "weights"]
@@ -226,10 +226,6 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     if len(ends) == 1:
         return ends[0]
     return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
-
-
-def _device_s(steps: Sequence[list[Kernel]]) -> float:
-    return statistics.median(sum(kernel.duration_s for kernel in step) for step in steps[2:] or steps)
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]
