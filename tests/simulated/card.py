@@ -22,7 +22,6 @@ CAPTURING = (
 _LOST = "CUDA error: operation failed due to a previous error during capture"
 
 PoolId = tuple[int, int]
-
 Region = tuple[int, int]
 
 

@@ -49,7 +49,6 @@ _BY_DEFAULT = ("aten::_safe_softmax", "bitsandbytes::int8_mixed_scaled_mm", "bit
 _HELD_FOR_REAL = 32 << 20
 """Larger host tensors are fake, too: they only wait for a copy over the link."""
 
-
 _NO_OVERHEAD = torch.Tensor.__torch_dispatch__
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, StaticCache
 
 from . import attention
 from .card import Card, Kernel, Region, duration_s
@@ -251,8 +252,6 @@ def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) ->
 
 
 def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Step, Step]:
-    from transformers import StaticCache
-
     return _stepped(model, lambda: StaticCache(config=model.config, max_cache_len=slots), kept=kept)
 
 
@@ -287,8 +286,6 @@ _ENGINES: dict[str, Callable[[Any, int, int], tuple[Step, Step]]] = {
 
 def plain_model(config: Any, dtype: torch.dtype) -> Any:
     """Return a model on the current card, as transformers makes it."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device("cuda"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
