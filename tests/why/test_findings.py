@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran) 
     ran(name, fixed_source(name))
     reported, saved = list[float](), list[float]()
     for _ in range(TRIES):
-        found = explained(ran(name, SCRIPTS[name]), name)
+        found: Any = explained(ran(name, SCRIPTS[name]), name)
         saved.append(taken_s(found.seen) - taken_s(ran(name, fixed_source(name)).seen(name)))
         reported.append({item.id: item.saves_s for item in found.findings}.get(identity, 0.0))
         agree = statistics.median(reported) == pytest.approx(statistics.median(saved), rel=ROOM)
@@ -125,7 +126,7 @@ def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
     """If other processes disturb the run, the test repeats it up to twice. A real fault would be found each time."""
     common, cheap = set[str](), False
     for turn in range(TRIES):
-        found = explained(ran(name, SCRIPTS[name]), name)
+        found: Any = explained(ran(name, SCRIPTS[name]), name)
         assert found.seen.calls
         ids, seen = {item.id for item in found.findings}, found.seen
         # Recording and samples cost under 3 % of the time, or under 1 ms per call in a very short script.
@@ -144,7 +145,7 @@ def test_three_faults_are_all_found_the_most_expensive_first(name: str, ran: Ran
         faults.remove("wide-dtype")  # float32 may cost nothing on this CPU
     pairs_s: list[dict[str, tuple[float, float]]] = []
     for _ in range(TRIES):
-        found = explained(ran(name, SCRIPTS[name]), name)
+        found: Any = explained(ran(name, SCRIPTS[name]), name)
         reported_s = {item.id: item.saves_s for item in found.findings[: len(faults)]}
         assert faults <= set(reported_s) | {trial.id for trial in found.tried if not trial.claimed}
         saved_s = {}

@@ -366,26 +366,6 @@ MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
 """(bytes/s, FLOP/s) of a device on which only one of them counts."""
 
 
-@pytest.fixture
-def on_ceilings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that gives a change to the calls of a function of a model, on a device with these ceilings."""
-
-    def candidate(change: str, ceilings: Any, model: Any, run: Any) -> Any:
-        monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *ceilings))
-        monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (0.0, 0.0))
-        subjects = {"LlamaForCausalLM": subject_of(model)}
-        found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
-        return found[change]
-
-    return candidate
-
-
-@pytest.fixture
-def wide() -> Any:
-    """A model whose time is in its weights: 32 times more of them than keys and values of a short text."""
-    return tiny_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=2)
-
-
 FOUR = {"max_new_tokens": 4, "do_sample": False}
 
 
@@ -416,10 +396,16 @@ HEAD, LAYER = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
     ],
 )  # fmt: skip
 def test_a_change_saves_what_the_ceilings_say(
-    change: str, ceilings: Any, run: Any, about: float, room: float, on_ceilings: Any, wide: Any
+    change: str, ceilings: Any, run: Any, about: float, room: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_llama(vocab_size=4096) if change == "all-logits" else wide
-    assert on_ceilings(change, ceilings, model, run).about == pytest.approx(about, abs=room)
+    """The time of the wide model is in its weights: 32 times more of them than keys and values of a short text."""
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *ceilings))
+    monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (0.0, 0.0))
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
+    model = tiny_llama(**{"vocab_size": 4096} if change == "all-logits" else wide)
+    subjects = {"LlamaForCausalLM": subject_of(model)}
+    found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
+    assert found[change].about == pytest.approx(about, abs=room)
 
 
 PROMPTS = torch.ones(2, 8, dtype=torch.long)
