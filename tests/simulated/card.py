@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,18 +22,7 @@ CAPTURING = (
 _LOST = "CUDA error: operation failed due to a previous error during capture"
 
 PoolId = tuple[int, int]
-
 Region = tuple[int, int]
-
-
-class Work(NamedTuple):
-    name: str
-    reads: tuple[Region, ...] = ()
-    writes: tuple[Region, ...] = ()
-    flops: float = 0.0
-    dtype: str = ""
-    link_s: float = 0.0
-    """Seconds over a link, for a copy from elsewhere."""
 
 
 @dataclass(slots=True)
@@ -46,6 +35,7 @@ class Kernel:
     flops: float
     dtype: str
     link_s: float
+    """Seconds over a link, for a copy from elsewhere."""
     memory_bytes: int
     l2_bytes: int
     launched: bool

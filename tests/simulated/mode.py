@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import attention, four_bit
-from .card import Card, Work
+from .card import Card
 from .host import Host
 from .native import native
 from .pricing import Price, aten, in_place, matmul_dtype, nbytes, on_card, place, price_of, shaped
@@ -48,7 +48,6 @@ _BY_DEFAULT = ("aten::_safe_softmax", "bitsandbytes::int8_mixed_scaled_mm", "bit
 
 _HELD_FOR_REAL = 32 << 20
 """Larger host tensors are fake, too: they only wait for a copy over the link."""
-
 
 _NO_OVERHEAD = torch.Tensor.__torch_dispatch__
 
@@ -254,7 +253,7 @@ class CardMode(TorchDispatchMode):
             card = self._cards[tensor.device.index]
             self._host.note_wait()
             card.stream.refuse_capture()
-            card.core.launch(*Work("a value to the host"))
+            card.core.launch("a value to the host")
             card.stream.wait()
         return self._value(tensor)
 
@@ -345,7 +344,7 @@ class CardMode(TorchDispatchMode):
             self._host.note_wait()
         if waits:
             card.stream.refuse_capture()
-        card.core.launch(*Work("copy over the link", link_s=size / speed))
+        card.core.launch("copy over the link", size / speed)
         if waits:
             card.stream.wait()
 

@@ -29,12 +29,12 @@ def answers(cards: Sequence[Card]) -> Any:
         return [types.SimpleNamespace(pid=pid) for pid in (os.getpid(), *range(1, 1 + card.truth.other_processes))]
 
     def reasons(card: Card) -> int:
-        return 0 if card.core.clock_share == 1.0 else card.truth.throttle.reason
+        return 0 if card.core.clock_share == 1.0 else _POWER_CAP
 
     def power_mw(card: Card) -> int:
         """Return the power limit if it limits the clock, else nine tenths of it while busy, as in the energy."""
         busy = 200 + 700 * card.core.active_share(_WINDOW_S)
-        return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else busy))
+        return round(card.truth.power_w * (1000 if reasons(card) else busy))
 
     def limit_mw(card: Card) -> int:
         return round(card.truth.power_w * 1000)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, StaticCache
 
 from . import attention
 from .card import Card, Kernel, Region, duration_s
@@ -154,7 +155,7 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, needed: _Needed, queri
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
-    device_s = _device_s(steps)
+    device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps[2:] or steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
     matmuls = [kernel for kernel in middle if _part(kernel) == "weights"]
@@ -228,10 +229,6 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
 
 
-def _device_s(steps: Sequence[list[Kernel]]) -> float:
-    return statistics.median(sum(kernel.duration_s for kernel in step) for step in steps[2:] or steps)
-
-
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -255,8 +252,6 @@ def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) ->
 
 
 def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Step, Step]:
-    from transformers import StaticCache
-
     return _stepped(model, lambda: StaticCache(config=model.config, max_cache_len=slots), kept=kept)
 
 
@@ -291,8 +286,6 @@ _ENGINES: dict[str, Callable[[Any, int, int], tuple[Step, Step]]] = {
 
 def plain_model(config: Any, dtype: torch.dtype) -> Any:
     """Return a model on the current card, as transformers makes it."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device("cuda"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 

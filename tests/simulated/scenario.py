@@ -86,11 +86,8 @@ def command_line(*words: str, **options: Any) -> int:
 
 def flags(options: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line; True is an option without a value."""
-    return [
-        part
-        for name, value in options.items()
-        for part in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
-    ]
+    named = {"--" + name.replace("_", "-"): value for name, value in options.items()}
+    return [name if value is True else f"{name}={value}" for name, value in named.items()]
 
 
 def true_phases(scenario: Scenario, truth: Truth, parent: Path) -> list[oracle.Phase]:

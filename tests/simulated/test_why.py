@@ -18,7 +18,7 @@ from profiler.why_slow.recorder import Recorder
 
 from . import compiled
 from .truth import A100, H100, T4, Truth
-from .world import World, simulated
+from .world import simulated
 
 pytestmark = pytest.mark.slow
 
@@ -63,18 +63,14 @@ def finding(why: Why, name: str) -> Finding:
     return found
 
 
-def truly_saved_s(world: World, model: Any, **options: object) -> float:
-    """Return the seconds that options save in two warm calls; the first calls compile and record the graph."""
-    fastest_s = min(world.seconds(answer, model, **options) for _ in range(4))
-    return 2 * (world.seconds(answer, model) - fastest_s)
-
-
 @pytest.mark.parametrize("compiles", [True, False])
 def test_a_loop_bound_by_its_host_is_compiled_or_captured(compiles: bool) -> None:
     """Each launch costs the host 40 µs, so a step of 2 layers takes several ms; its weights take the GPU 0.03 ms."""
     with simulated(SLOW_HOST) as world, mock.patch.object(compiled, "RECORDING_S", 1e-3):  # for such a small step
         model = llama(torch.bfloat16)
-        saves_s = truly_saved_s(world, model, cache_implementation="static")
+        # The first calls compile and record the graph; the script has two calls.
+        fastest_s = min(world.seconds(answer, model, cache_implementation="static") for _ in range(4))
+        saves_s = 2 * (world.seconds(answer, model) - fastest_s)
         if compiles:
             why = explained(model)
         else:

@@ -12,11 +12,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Throttle:
-    """After some busy seconds the clock falls to a share of itself; `reason` is an NVML bit."""
+    """After some busy seconds the clock falls to a share of itself."""
 
     after_busy_s: float = math.inf
     share: float = 1.0
-    reason: int = 0x4
 
 
 @dataclass(frozen=True)

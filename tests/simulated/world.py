@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity
@@ -73,20 +74,18 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     mode = CardMode(cards, host)
     driver = Driver(cards, mode.known)
     world = World(host, cards)
-    with contextlib.ExitStack() as stack:
-        # Python's automatic garbage collections, and the card memory that they free, depend on everything that ran
-        # before.
-        stack.enter_context(no_gc())
+    # Python's automatic garbage collections, and the card memory that they free, depend on everything that ran before.
+    with no_gc(), pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         for owner, name, value in _replaced(driver, host):
-            stack.enter_context(mock.patch.object(owner, name, value, create=owner is torch._C))
-        stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
+            patch.setattr(owner, name, value, raising=owner is not torch._C)
+        patch.setitem(sys.modules, "pynvml", nvml.answers(cards))
         if four_bit.table() is not None:
-            stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
+            patch.setitem(sys.modules, four_bit.NAME, four_bit.table())
             four_bit.forget()
             stack.callback(four_bit.forget)
         brief = replace(effort.STANDARD, ceiling_s=0.1, shares={**effort.STANDARD.shares, "ceilings": 0.02})
         for name, value in {**ENOUGH, "effort.STANDARD": brief}.items() if hurried else ():
-            stack.enter_context(mock.patch(f"profiler.{name}", value))
+            patch.setattr(f"profiler.{name}", value)
         forget = sys.modules["profiler.device.machine"].side_stream.cache_clear
         forget()
         stack.callback(forget)  # a stream belongs to its card
@@ -145,16 +144,3 @@ def _deepcopy(whole: Any) -> Any:
         return copied
 
     return deepcopy
-
-
-@contextlib.contextmanager
-def standing_in(name: str, module: Any) -> Iterator[None]:
-    """Let `import name` return a module within the context; other modules imported meanwhile stay imported."""
-    before = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-        if before is not None:
-            sys.modules[name] = before

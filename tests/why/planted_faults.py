@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from scripts import SCRIPTS
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from profiler import effort
-from profiler.device.clock import Clock
 from profiler.why_slow.change_registry import candidates
 from profiler.why_slow.findings import CallFloor, TriedChange, Untried
 from profiler.why_slow.observations import Call, CallSettings, Observations
@@ -117,66 +109,10 @@ class LowRank(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def save_small_llama(folder: Path) -> None:
-    """Save a small Llama, whose vocabulary is large enough that needless logits cost time.
-
-    It is in bfloat16 if this CPU multiplies that: a healthy script has no dtype that is emulated.
-    """
-    dtype = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 16384}
-    heads, ends = {"num_attention_heads": 8, "max_position_embeddings": 1024}, {"eos_token_id": None, "pad_token_id": 0}
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).to(dtype).save_pretrained(folder)
-
-
-class ProcessClock(Clock):
-    """CPU time of this process, whose forwards may run in another thread."""
-
-    def mark(self) -> int:
-        return time.process_time_ns()
-
-
-def sleep(seconds: float) -> None:
-    """Sleep until this process has worked for so long, at most for twenty times as long."""
-    until_s = time.process_time() + seconds
-    for _ in range(20):
-        time.sleep(seconds)
-        if time.process_time() >= until_s:
-            return
-
-
-@contextlib.contextmanager
-def on_one_core() -> Iterator[None]:
-    """A context with one torch thread and one visible core, where `why` measures the CPU time of this process.
-
-    This excludes the time of other processes on that core. Floors are skipped.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with (
-        patch("os.sched_getaffinity", lambda _process: {0}, create=not hasattr(os, "sched_getaffinity")),
-        patch.object(effort, "STANDARD", replace(effort.STANDARD, script_floor=False)),
-        patch("profiler.why_slow.recorder.clock_for", lambda _device: ProcessClock()),
-        patch("profiler.why_slow.recorder.now_s", time.process_time),
-        patch("profiler.why_slow.call_record.now_s", time.process_time),
-        patch("profiler.why_slow.own_lines.now_s", time.process_time),
-        patch("profiler.why_slow.own_lines.time", SimpleNamespace(sleep=sleep)),
-        patch("profiler.why_slow.trials.now_s", time.process_time),
-        patch("profiler.why_slow.trials.own_s", time.process_time),
-    ):
-        yield
-    torch.set_num_threads(threads)
-
-
 def run_watched(script: Path, model: Path) -> Recorder:
     """Run a script in this process with a model folder as its argument, and return the record."""
     recorder = Recorder()
-    with (
-        patch.object(sys, "argv", sys.argv),
-        patch.object(sys, "path", [*sys.path]),
-        patch.dict(sys.modules, {"__main__": sys.modules["__main__"]}),
-        watched(recorder),
-    ):
+    with watched(recorder):
         assert run_script(script, [str(model)]) == 0
     return recorder
 
@@ -190,7 +126,6 @@ def recorded(run: Callable[[], object]) -> Recorder:
 
 
 def groups_of(run: Callable[[], object]) -> list[CallGroup]:
-    """The groups of a function's calls."""
     recorder = recorded(run)
     return call_groups(recorder, recorder.seen("s.py"), Untried())
 
@@ -212,25 +147,10 @@ def generate(number: int, seconds: float, **more: Any) -> Call:
 
 
 def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
-    """A script of such calls."""
     return replace(Observations("s.py", wall_s, calls, (), 0.0, "", 0.0), **more)
 
 
 def tried(saving: float, *calls: int, **more: Any) -> TriedChange:
     """Five pairs of these calls that all save this share of them."""
-    what = {
-        "id": "grad-on",
-        "where": "s.py:4",
-        "evidence": "gradients are recorded",
-        "change": "no grad",
-        "shape": "one",
-    }
-    return TriedChange(calls=calls, rounds=((1.0, 1 - saving),) * 5, **what | more)
-
-
-def taken_s(seen: Observations) -> float:
-    """Seconds in calls, loads and tokenizers, and in the script's own code.
-
-    A call's graph is freed between forwards. This is a sixth of the cost of recorded gradients.
-    """
-    return seen.watched_s + sum(line.seconds for line in seen.own_lines)
+    rounds = ((1.0, 1 - saving),) * 5
+    return replace(TriedChange("grad-on", calls, rounds, "s.py:4", "gradients are recorded", "no grad", "one"), **more)

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hurry import with_effort
+from loaded import loaded
 from planted_faults import LowRank, changes_to, groups_of, tiny_llama, with_linears
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -53,37 +55,18 @@ class WordLinear(nn.Module):
         return x @ weight
 
 
-def with_bitsandbytes(name: str) -> Any:
-    kind = getattr(pytest.importorskip("bitsandbytes").nn, name)
-
-    def pack(linear: nn.Linear) -> nn.Module:
-        packed = kind(linear.in_features, linear.out_features, bias=False)
-        packed.load_state_dict(linear.state_dict())
-        return packed.to("cpu")
-
-    return with_linears(tiny_llama(hidden_size=64, intermediate_size=128), pack)
-
-
-def with_torchao() -> Any:
-    quantization = pytest.importorskip("torchao.quantization")
-    model = tiny_llama(hidden_size=64, intermediate_size=128).to(torch.bfloat16)
-    quantization.quantize_(model.model.layers, quantization.Int8WeightOnlyConfig())
-    return model
-
-
 @pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: with_linears(tiny_llama(), WordLinear), "WordLinear"),
-        (lambda: with_bitsandbytes("Linear4bit"), "fp4"),
-        (lambda: with_bitsandbytes("Linear8bitLt"), "int8"),
-        (with_torchao, "int8wo"),
-    ],
+    ("name", "library"),
+    [("WordLinear", "torch"), ("nf4", "bitsandbytes"), ("int8", "bitsandbytes"), ("int8wo", "torchao")],
 )
-def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> None:
-    model = make()
+def test_dense_linears_take_the_place_of_packed_ones(name: str, library: str, tiny_folder: Path) -> None:
+    pytest.importorskip(library)
+    if name == "WordLinear":
+        model = with_linears(tiny_llama(num_hidden_layers=2), WordLinear)
+    else:
+        model = loaded(tiny_folder, torch.bfloat16, quant=name).module
     linears = packed_linears(model)
-    assert [each.format for each in linears] == [name] * LINEARS_OF_A_LAYER
+    assert [each.format for each in linears] == [name] * 2 * LINEARS_OF_A_LAYER
     before = [each.module for each in linears]
     copies = dense_copies(linears, model.dtype, 1e9)
     with torch.no_grad(), replaced(linears, copies):
@@ -129,8 +112,8 @@ def test_what_has_no_equal_weight_is_no_adapter() -> None:
     assert len(list(unmerged_adapters(with_linears(tiny_llama(), LowRank)))) == LINEARS_OF_A_LAYER
 
 
-def generate(model: Any, **options: bool) -> None:
-    model.generate(IDS, max_new_tokens=2, return_dict_in_generate=True, do_sample=False, **options)
+def generate(model: Any, ids: torch.Tensor = IDS, **options: Any) -> None:
+    model.generate(ids, max_new_tokens=2, return_dict_in_generate=True, do_sample=False, **options)
 
 
 def generate_each(model: Any, prompts: Sequence[Sequence[int]], **options: Any) -> None:
@@ -139,25 +122,15 @@ def generate_each(model: Any, prompts: Sequence[Sequence[int]], **options: Any) 
         model.generate(ids, **{"attention_mask": torch.ones_like(ids), "max_new_tokens": 3, **options})
 
 
-def assisted(model: Any) -> None:
-    model.generate(IDS[:1], max_new_tokens=3, do_sample=False, assistant_model=tiny_llama())
-
-
-def loop(model: Any) -> None:
-    for length in range(4, 10):
-        model(torch.ones(1, length, dtype=torch.long), use_cache=False)
-
-
 @pytest.mark.parametrize(
     ("script", "change"),
     [
         (lambda model: generate(model, use_cache=False), "cache-off"),
         (lambda model: generate(model, output_scores=True, output_logits=True), "extra-outputs"),
-        (lambda model: generate(model, num_beams=3), "beams"),
         (lambda model: generate(model, num_beams=3, num_return_sequences=2), "beams"),
-        (assisted, "assistant"),
+        (lambda model: generate(model, IDS[:1], assistant_model=tiny_llama()), "assistant"),
         (lambda model: generate_each(model, [[1, 2, 3]] * 4, do_sample=True), "one-by-one"),
-        (loop, "cache-off"),
+        (lambda model: [model(IDS[:1, :length], use_cache=False) for length in range(3, 9)], "cache-off"),
     ],
 )
 def test_the_options_that_are_printed_are_those_that_ran(script: Callable[[Any], object], change: str) -> None:

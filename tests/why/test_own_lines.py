@@ -12,7 +12,7 @@ import pytest
 import torch
 from planted_faults import generate, recorded, script, tiny_llama, tried
 
-from profiler.why_slow.findings import Finding, judge_calls
+from profiler.why_slow.findings import judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import time_parts
 
@@ -117,17 +117,13 @@ CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-def callbacks_of(run: Callable[[], object]) -> tuple[Observations, list[Finding]]:
-    seen = seen_in(run)
-    return seen, [item for item in judge_calls(seen, []).findings if item.id == "callbacks"]
-
-
 @pytest.mark.parametrize("kind", CALLBACKS)
 def test_what_generate_runs_at_every_token_has_its_seconds_and_the_line_of_the_script(kind: str) -> None:
     """`nap` sleeps for each of the 4 tokens, within what is named."""
     options, words, function = CALLBACKS[kind]
     model = tiny_llama()
-    seen, [finding] = callbacks_of(lambda: model.generate(IDS, **FEW, **options))
+    seen = seen_in(lambda: model.generate(IDS, **FEW, **options))
+    [finding] = judge_calls(seen, []).findings
     assert finding.evidence == f"generate runs {words}"
     assert finding.where == line_of(function, 0)
     assert 4 * NAP_S <= finding.saves_s <= seen.calls_s
@@ -150,4 +146,4 @@ def test_an_option_that_takes_a_tenth_of_the_time_is_named(seconds: float, is_fo
 
 def test_what_generate_needs_anyway_is_no_finding() -> None:
     model = tiny_llama()
-    assert not callbacks_of(lambda: model.generate(IDS, **FEW))[1]
+    assert judge_calls(seen_in(lambda: model.generate(IDS, **FEW)), []).findings == ()

@@ -152,17 +152,11 @@ def test_a_loop_that_computes_its_text_again_is_tried_with_single_tokens() -> No
 
 
 class Casts(TorchDispatchMode):
-    """Counts weights that are cast."""
-
     count = 0
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += function.name() in ("aten::_to_copy", "aten::to.dtype") and isinstance(args[0], nn.Parameter)
         return function(*args, **(kwargs or {}))
-
-
-def autocast() -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16)
 
 
 def steps(model: nn.Module) -> None:
@@ -174,12 +168,12 @@ def steps(model: nn.Module) -> None:
 def steps_each_in_its_own(model: nn.Module) -> None:
     past = None
     for _ in range(STEPS):
-        with autocast():
+        with torch.autocast("cpu", torch.bfloat16):
             _, past = model(ids(1), past)
 
 
 def in_one(model: nn.Module) -> None:
-    with autocast():
+    with torch.autocast("cpu", torch.bfloat16):
         steps(model)
 
 

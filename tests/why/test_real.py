@@ -11,8 +11,6 @@ from real.__main__ import table
 from real.corpus import saved_answers, scripts
 from real.runs import run_why
 
-SCRIPTS = {script.name: script for script in scripts()}
-
 
 def test_the_page_has_the_table() -> None:
     page = Path(__file__).parent / "real/README.md"
@@ -25,7 +23,8 @@ def test_the_page_has_the_table() -> None:
 @pytest.mark.usefixtures("gguf_file")
 def test_the_cause_comes_first(name: str) -> None:
     """The models are in bfloat16, which is a cause of its own on a CPU that emulates it."""
-    found, emulates = run_why(SCRIPTS[name]), not torch.cpu._is_avx512_bf16_supported()
+    [script] = scripts([name])
+    found, emulates = run_why(script), not torch.cpu._is_avx512_bf16_supported()
     others = tuple(item for item in found.findings if not emulates or item[0] != "emulated-dtype")
-    verdict = replace(found, findings=others).verdict(SCRIPTS[name])
+    verdict = replace(found, findings=others).verdict(script)
     assert (verdict.first, verdict.false) == (True, ())

@@ -262,27 +262,18 @@ def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPa
     assert torch.equal(torch.rand(3), expected)
 
 
-def kept_bytes(kept: KeptArguments) -> int:
-    return sum(kept.storages.values())
-
-
-def test_a_storage_counts_once_and_a_view_keeps_only_itself() -> None:
+def test_a_storage_counts_once_and_a_view_keeps_only_itself_and_no_graph() -> None:
     """Two calls with the same 400 bytes of numbers keep 400; 8 bytes of 8 MB keep 8."""
     kept = KeptArguments()
-    embedded = torch.arange(100.0)
-    assert kept.keep((), {"inputs_embeds": embedded, "again": embedded}, CPU) is not None
+    embedded = torch.arange(100.0, requires_grad=True) * 2
+    found = kept.keep((), {"inputs_embeds": embedded, "again": embedded}, CPU)
+    assert found[1]["again"].grad_fn is None
     assert kept.keep((), {"inputs_embeds": embedded.view(10, 10)}, CPU) is not None
-    assert kept_bytes(kept) == 400
+    assert sum(kept.storages.values()) == 400
     large = torch.arange(1 << 20)
     found = kept.keep((large[5:6],), {}, CPU)
-    assert (found[0][0].tolist(), kept_bytes(kept)) == ([5], 408)
+    assert (found[0][0].tolist(), sum(kept.storages.values())) == ([5], 408)
     assert found[0][0].untyped_storage().nbytes() == 8
-
-
-def test_what_is_kept_has_no_graph() -> None:
-    weight = torch.ones(4, requires_grad=True)
-    found = KeptArguments().keep((weight * 2,), {}, CPU)
-    assert found[0][0].grad_fn is None
 
 
 @pytest.mark.parametrize(
@@ -299,51 +290,36 @@ def test_what_is_shared_or_large_is_not_kept(
     monkeypatch.setattr(kept_arguments, "available_bytes", lambda _: free_bytes)
     kept = KeptArguments()
     assert kept.keep((), named, CPU) is None
-    assert kept_bytes(kept) == 0
+    assert sum(kept.storages.values()) == 0
 
 
-@pytest.mark.usefixtures("no_trials")
 def test_recording_stops_with_a_line_if_memory_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script goes on, none of its later calls is recorded, and the answer says when recording stopped."""
     monkeypatch.setattr(kept_arguments, "available_bytes", lambda _: 1e8)
     monkeypatch.setattr(kept_arguments, "total_bytes", lambda _: 1e10)
-    model = tiny_llama()
-    with profiler.why() as watching, torch.no_grad():
-        assert all(model(ONE_PROMPT).logits.shape == (1, 8, 64) for _ in range(3))
-    assert watching.found.seen.calls == ()
-    assert watching.found.seen.unnoted.count == 3
-    assert "100 MB of 10.0 GB" in watching.found.seen.unnoted.reason
+    model, logits = tiny_llama(), list[Any]()
+    seen = recorded(lambda: logits.extend(model(ONE_PROMPT).logits for _ in range(3))).seen("s.py")
+    assert [each.shape for each in logits] == [(1, 8, 64)] * 3
+    assert (seen.calls, seen.unnoted.count) == ((), 3)
+    assert "100 MB of 10.0 GB" in seen.unnoted.reason
 
 
-@pytest.fixture
-def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
-
-
-@pytest.mark.usefixtures("no_trials")
 def test_an_encoder_whose_config_has_no_cache_is_recorded() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     model = ViTModel(ViTConfig(**sizes, image_size=32, patch_size=16)).eval()
-    with profiler.why() as watching, torch.no_grad():
-        model(torch.ones(1, 3, 32, 32))
-    [call] = watching.found.seen.calls
-    assert call.settings.cache is False
-    assert watching.found.seen.unnoted is None
+    seen = recorded(lambda: model(torch.ones(1, 3, 32, 32))).seen("s.py")
+    assert ([call.settings.cache for call in seen.calls], seen.unnoted) == ([False], None)
 
 
-@pytest.mark.usefixtures("no_trials")
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
     model, of = tiny_llama(), watched_calls.forward_settings
     reads = iter([of, mock.Mock(side_effect=KeyError("unforeseen")), of])
     monkeypatch.setattr(watched_calls, "forward_settings", lambda *args: next(reads)(*args))
-    with torch.no_grad():
-        logits = model(ONE_PROMPT).logits
-        with profiler.why() as watching:
-            assert all(torch.equal(model(ONE_PROMPT).logits, logits) for _ in range(3))
-    assert len(watching.found.seen.calls) == 2
-    unnoted = watching.found.seen.unnoted
-    assert (unnoted.count, unnoted.reason) == (1, "KeyError: 'unforeseen'")
+    expected, logits = model(ONE_PROMPT).logits, list[Any]()
+    seen = recorded(lambda: logits.extend(model(ONE_PROMPT).logits for _ in range(3))).seen("s.py")
+    assert [torch.equal(each, expected) for each in logits] == [True] * 3
+    assert (len(seen.calls), seen.unnoted.count, seen.unnoted.reason) == (2, 1, "KeyError: 'unforeseen'")
 
 
 SLEEP_S = 0.3

@@ -17,12 +17,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from cases import slow_except
-from hurry import with_effort
 from planted_faults import changes_to, generate, groups_of, recorded, run_watched, script, tiny_llama, tried
 from scripts import SCRIPTS
 from transformers import T5Config, T5ForConditionalGeneration
 
-import profiler
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
 from profiler.device.clock import Clock
@@ -90,20 +88,12 @@ def test_no_part_is_longer_than_what_is_left() -> None:
     }  # fmt: skip
 
 
-def test_overlapping_calls_count_once() -> None:
-    """Four simultaneous calls of 2 s, half of it in forward passes, count as 1 s and 1 s."""
-    calls = tuple(generate(number, 2.0, forward_s=1.0, began_s=0.0) for number in range(4))
-    assert parts_of(script(2.0, *calls)) == pytest.approx({"generate's own work": 1.0, "forward passes": 1.0})
-
-
-def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_passes_and_sampling_are_timed_within_generate() -> None:
     """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors, by their class."""
-    with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
     model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
-    with profiler.why() as watching:
-        model.generate(ids, max_new_tokens=6, do_sample=False)
-        model.generate(ids, max_new_tokens=6, do_sample=True, top_k=5, top_p=0.9, temperature=0.7)
-    greedy, sampled = watching.found.seen.calls
+    ways = {"do_sample": False}, {"do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7}
+    seen = recorded(lambda: [model.generate(ids, max_new_tokens=6, **way) for way in ways]).seen("s.py")
+    greedy, sampled = seen.calls
     for call in (greedy, sampled):
         assert call.forwards == 6
         assert call.forward_s is not None
@@ -111,19 +101,10 @@ def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pyte
     warpers = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"}
     assert set(sampled.processors_s) - set(greedy.processors_s) == warpers
     assert all(sampled.processors_s[name] > 0 for name in warpers)
-    assert sum(part.seconds for part in time_parts(watching.found)) == pytest.approx(watching.found.seen.wall_s)
+    assert sum(part.seconds for part in time_parts(judge_calls(seen, []))) == pytest.approx(seen.wall_s)
 
 
 COLD_S = 0.2
-
-
-def test_savings_and_shares_refer_to_warm_calls() -> None:
-    """Calls take 10, 8 and 1 s, and 1, 2 and 1 s once warm. Half of a warm call is saved: 2 s, or 50 % of 4 s."""
-    calls = (generate(0, 10.0, warm_s=1.0), replace(generate(1, 8.0, warm_s=2.0), prompt_len=9), generate(2, 1.0))
-    found = judge_calls(script(19.0, *calls), [tried(0.5, 0, 1, 2)])
-    [finding] = found.findings
-    assert (finding.saves_s, finding.share) == (pytest.approx(2.0), pytest.approx(0.5))
-    assert len(found.first_calls) == 1
 
 
 def test_first_calls_are_repeated() -> None:
@@ -206,9 +187,14 @@ def test_time_in_calls_and_in_loads_is_the_union_of_their_intervals(
 
 
 def test_no_finding_saves_more_than_its_calls_cover() -> None:
-    """A change that saves three quarters of four simultaneous calls of 1 s saves 0.75 s of 1 s, not 3 s of 4 s."""
-    calls = tuple(generate(number, 1.0, began_s=0.0) for number in range(THREADS))
-    found = judge_calls(script(1.5, *calls), [tried(0.75, 0, 1, 2, 3)])
+    """A change that saves three quarters of four simultaneous calls of 1 s saves 0.75 s of 1 s, not 3 s of 4 s.
+
+    A half of each call in forward passes is half a second.
+    """
+    calls = tuple(generate(number, 1.0, forward_s=0.5, began_s=0.0) for number in range(THREADS))
+    seen = script(1.0, *calls)
+    assert parts_of(seen) == pytest.approx({"generate's own work": 0.5, "forward passes": 0.5})
+    found = judge_calls(seen, [tried(0.75, 0, 1, 2, 3)])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(0.75), pytest.approx(0.75))
     document = json.loads(json_text(why_document(found)))
@@ -216,43 +202,31 @@ def test_no_finding_saves_more_than_its_calls_cover() -> None:
     assert call_rows(found)[0][3:5] == ["1.00 s", "1.00 s"]
 
 
-class Sleeps:
-    """A logits processor that sleeps and counts how many run at the same time."""
-
-    def __init__(self) -> None:
-        self.running = self.most = 0
-
-    def __call__(self, _ids: Any, scores: Any) -> Any:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        time.sleep(0.1)
-        self.running -= 1
-        return scores
-
-
 def test_calls_from_threads_are_repeated_in_threads() -> None:
     """Four threads sleep four times 0.1 s each: 1.6 s of sleep in 0.4 s of wall time."""
-    model, slow, recorder = tiny_llama(), Sleeps(), Recorder()
+    model, recorder, ran_in = tiny_llama(), Recorder(), set[int]()
+
+    def slow(_ids: Any, scores: Any) -> Any:
+        ran_in.add(threading.get_ident())
+        time.sleep(0.1)
+        return scores
 
     def generate() -> None:
         ids = torch.ones(1, 8, dtype=torch.long)
         model.generate(ids, max_new_tokens=4, do_sample=False, logits_processor=[slow])
 
-    with watched(recorder):
-        threads = [threading.Thread(target=generate) for _ in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with watched(recorder), ThreadPoolExecutor(THREADS) as pool:
+        for _ in range(THREADS):
+            pool.submit(generate)
     seen = recorder.seen("s.py")
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
     [group] = trials.call_groups(recorder, seen, Untried())
     candidate = batching_change(group)
     assert "up to 4 calls at once in threads" in candidate.evidence
-    slow.most = 0
+    ran_in.clear()
     candidate.as_is()
-    assert slow.most > 1, "the unchanged calls run in threads"
+    assert len(ran_in) > 1, "the unchanged calls run in threads"
 
 
 TOKENS = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do_sample": False}
@@ -332,10 +306,8 @@ CALL = generate(0, 60.0)
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def ceilings(*_: object, **__: object) -> CeilingSet:
-        return CeilingSet("here", BYTES_PER_S, {"float32": 1e18})
-
-    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", ceilings)
+    ceilings = CeilingSet("here", BYTES_PER_S, {"float32": 1e18})
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: ceilings)
     monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (PREFILL_S, DECODE_S))
     return tiny_llama(num_hidden_layers=2, tie_word_embeddings=False)
 
@@ -344,21 +316,16 @@ def floor_of(model: Any, *calls: Call) -> CallFloor:
     return floor_of_calls(calls, {"Llama": subject_of(model)})
 
 
-def device_s(tokens: int, steps: int) -> float:
-    """In float32, a step reads all weights but the embedding table. A token has 2 layers x 2 x 32 keys and values."""
-    weights = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64
-    read = sum(range(tokens, tokens + steps - 1))
-    kv = 2 * 2 * 32 * (tokens + read + steps - 1)
-    tokens_in = tokens + steps - 1
-    return 4 * (steps * weights + kv + tokens_in * 32 + steps * 64) / BYTES_PER_S
-
-
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
     """8 tokens and 4 new ones need a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
     found = floor_of(model, CALL)
     assert found.overhead_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
+    # In float32, a step reads all weights but the embedding table. A token has 2 layers x 2 x 32 keys and values.
+    weights = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64
     # A prefill reads no cache; a step reads it, including its own token.
-    assert found.seconds == pytest.approx(device_s(8, 4) + found.overhead_s, rel=0.02)
+    kv = 2 * 2 * 32 * (8 + 8 + 9 + 10 + 3)
+    device_s = 4 * (4 * weights + kv + 11 * 32 + 4 * 64) / BYTES_PER_S
+    assert found.seconds == pytest.approx(device_s + found.overhead_s, rel=0.02)
 
 
 def test_a_generate_with_a_cache_computes_only_the_tokens_that_it_lacks(model: Any) -> None:
@@ -380,38 +347,14 @@ def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> Non
 
 def test_overhead_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the host runs ahead, a step takes the longer of 0.08 s on the device and 2 s on the host."""
-
-    class Ahead:
-        def __init__(self, device: torch.device) -> None:
-            self.device, self.clock = device, type("Clock", (), {"ahead": True})
-
-    monkeypatch.setattr("profiler.why_slow.floor.machine_for", Ahead)
+    ahead = SimpleNamespace(device=torch.device("cpu"), clock=SimpleNamespace(ahead=True))
+    monkeypatch.setattr("profiler.why_slow.floor.machine_for", lambda _: ahead)
     assert floor_of(model, CALL).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
 
 
 IDS = torch.ones(4, 8, dtype=torch.long)
 MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
 """(bytes/s, FLOP/s) of a device on which only one of them counts."""
-
-
-@pytest.fixture
-def on_ceilings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that gives a change to the calls of a function of a model, on a device with these ceilings."""
-
-    def candidate(change: str, ceilings: Any, model: Any, run: Any) -> Any:
-        monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *ceilings))
-        monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (0.0, 0.0))
-        subjects = {"LlamaForCausalLM": subject_of(model)}
-        found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
-        return found[change]
-
-    return candidate
-
-
-@pytest.fixture
-def wide() -> Any:
-    """A model whose time is in its weights: 32 times more of them than keys and values of a short text."""
-    return tiny_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=2)
 
 
 FOUR = {"max_new_tokens": 4, "do_sample": False}
@@ -444,10 +387,16 @@ HEAD, LAYER = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
     ],
 )  # fmt: skip
 def test_a_change_saves_what_the_ceilings_say(
-    change: str, ceilings: Any, run: Any, about: float, room: float, on_ceilings: Any, wide: Any
+    change: str, ceilings: Any, run: Any, about: float, room: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_llama(vocab_size=4096) if change == "all-logits" else wide
-    assert on_ceilings(change, ceilings, model, run).about == pytest.approx(about, abs=room)
+    """The time of the wide model is in its weights: 32 times more of them than keys and values of a short text."""
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *ceilings))
+    monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (0.0, 0.0))
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
+    model = tiny_llama(**{"vocab_size": 4096} if change == "all-logits" else wide)
+    subjects = {"LlamaForCausalLM": subject_of(model)}
+    found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
+    assert found[change].about == pytest.approx(about, abs=room)
 
 
 PROMPTS = torch.ones(2, 8, dtype=torch.long)

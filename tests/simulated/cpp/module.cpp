@@ -144,10 +144,9 @@ PYBIND11_MODULE(native, module) {
         if (value) card.values.set(region, *value);
         else card.values.forget(region);
       }, py::arg("region"), py::arg("value").none(true))
-      .def("launch", [](Card& card, const std::string& name, std::vector<Region> reads, std::vector<Region> writes,
-                        double flops, const std::string& dtype, double link_s) {
-        card.launch({interned(name), std::move(reads), std::move(writes), flops, interned(dtype), link_s});
-      });
+      .def("launch", [](Card& card, const std::string& name, double link_s) {
+        card.launch({interned(name), {}, {}, 0.0, interned(""), link_s});
+      }, py::arg("name"), py::arg("link_s") = 0.0);
 
   py::class_<Output>(module, "Output")
       .def(py::init([](int64_t same, int64_t of, std::vector<int64_t> sizes, std::vector<int64_t> strides,

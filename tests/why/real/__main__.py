@@ -16,7 +16,6 @@ from .runs import measure, run_why
 
 
 def table(answers: dict[str, Found]) -> str:
-    """A row per script, and the sums."""
     rows = [
         "| script | kind | cause | by hand | `why` | first finding | false findings | `why` took |",
         "|---|---|---|---|---|---|---|---|",
@@ -50,7 +49,6 @@ def _row(script: Script, found: Found | None) -> str:
 
 
 def main() -> None:
-    """Measure cures, run `why`, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "why", "table"))
     parser.add_argument("names", nargs="*")

@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 ANSWERS = HERE / "answers.json"
@@ -57,19 +56,19 @@ class Script:
 
 def scripts(names: Sequence[str] = ()) -> list[Script]:
     """The scripts with these names, or all scripts without names."""
+    found = []
     expected = tomllib.loads((HERE / "expected.toml").read_text())
-    return [_script(name, **expected[name]) for name in names or expected]
-
-
-def _script(name: str, cures: Sequence[dict[str, Any]] = (), **entry: Any) -> Script:
-    return Script(name, cures=tuple(Cure(**cure) for cure in cures), **entry)
+    for name in names or expected:
+        cures = tuple(Cure(**cure) for cure in expected[name].pop("cures", ()))
+        found.append(Script(name, cures=cures, **expected[name]))
+    return found
 
 
 @dataclass(frozen=True)
 class Found:
     """The answer of `roofscope why` for one script."""
 
-    findings: tuple[tuple[str, float], ...]
+    findings: Sequence[tuple[str, float]]
     """Names and seconds, in the order of the answer."""
     script_s: float
     why_s: float
@@ -98,9 +97,5 @@ class Verdict:
 
 
 def saved_answers() -> dict[str, Found]:
-    """The answers of earlier runs by script, empty without the file."""
-    entries = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {}
-    return {
-        name: Found(**entry | {"findings": tuple((finding, saves_s) for finding, saves_s in entry["findings"])})
-        for name, entry in entries.items()
-    }
+    """The answers of earlier runs by script."""
+    return {name: Found(**entry) for name, entry in json.loads(ANSWERS.read_text()).items()}

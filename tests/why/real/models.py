@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from tests.smollm2 import smollm2_gguf
 
 MODELS = Path(__file__).with_name("models.toml")
@@ -28,9 +32,6 @@ def make(name: str, folder: Path) -> Path:
 
 def _smollm2(place: Path, layers: int) -> None:
     """SmolLM2-135M-Instruct in bfloat16, or its first layers as a draft model."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     gguf = smollm2_gguf()
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     model.model.layers = model.model.layers[:layers]
@@ -43,9 +44,6 @@ def _smollm2(place: Path, layers: int) -> None:
 
 
 def _random(place: Path, architecture: str, dtype: str, settings: dict[str, Any], unset: Sequence[str] = ()) -> None:
-    import torch
-    import transformers
-
     kind = getattr(transformers, architecture)
     torch.manual_seed(0)
     model = kind(kind.config_class(**settings, **dict.fromkeys(unset))).to(getattr(torch, dtype))
@@ -55,8 +53,6 @@ def _random(place: Path, architecture: str, dtype: str, settings: dict[str, Any]
 
 
 def _save(model: Any, place: Path) -> None:
-    from transformers import AutoTokenizer
-
     gguf = smollm2_gguf()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model.save_pretrained(place)
