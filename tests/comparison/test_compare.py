@@ -108,8 +108,7 @@ def test_a_drift_probe_that_wavers_or_contradicts_the_ceilings_divides_nothing()
 @pytest.mark.parametrize("spread", [0.001, 0.9])
 @pytest.mark.parametrize("setting", ["threads", "instructions", "ONEDNN_MAX_CPU_ISA"])
 def test_a_setting_that_halves_the_ceilings_is_no_drift(setting: str, spread: float) -> None:
-    """A setting lowered the ceilings: nothing is divided out and compute has moved, for any spread of the drift
-    probe."""
+    """A setting lowered the ceilings: nothing is divided out and compute moved, for any spread of the drift probe."""
     first = side({key_of(phase="prefill"): timed(0.010, compute_s=0.009)}, settings={setting: "2"})
     halved = side(
         {key_of(phase="prefill"): timed(0.019, compute_s=0.018)},

@@ -36,11 +36,8 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.mark.parametrize(("fused", "double"), [(False, False), (True, False), (True, True)])
-def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
-    monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool
-) -> None:
-    """Two layers of SmolLM2: weights take 4 bits, and a matrix 16 codes. A block of 64 has a float32 absmax, or an
-    unnested bfloat16 one."""
+def test_scales_for_a_fused_kernel_are_smaller(monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool) -> None:
+    """Two layers of SmolLM2: 4 bits per weight, 16 codes per matrix, a float32 or bfloat16 absmax per block of 64."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
     config = {**load_preset("smollm2-135m").config, "num_hidden_layers": 2}
     model = on_meta(config, quant="nf4", options=QuantOptions(double=double), device=CPU)
@@ -293,9 +290,7 @@ def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("fixture", "method"), [("fp8_folder", "fp8"), ("mxfp4_folder", "mxfp4")])
-def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
-    fixture: str, method: str, request: pytest.FixtureRequest
-) -> None:
+def test_unpacked_formats_are_counted_as_they_run(fixture: str, method: str, request: pytest.FixtureRequest) -> None:
     """Without kernels for these formats, transformers unpacks them at loading, and a step reads 16 bits per weight."""
     if torch.cuda.is_available():
         pytest.skip("a card may have the kernels")

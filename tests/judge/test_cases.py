@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from made_facts import timed_step
 
 from profiler.facts.overhead import Overhead
-from profiler.facts.telemetry import POWER_CAP, ActiveShares
+from profiler.facts.telemetry import ActiveShares
 from profiler.judge.breakdown import TERMS, Demand, StepCeilings, break_down, with_engine
 from profiler.judge.regimes import LIMITS, Bound, Flag, Measurement, Regime, Verdict, judge_cell
 from profiler.report.glossary import GLOSSARY
@@ -141,10 +141,6 @@ def hosted_case(issue_s: float | None = None, depth_side: str = "", **of_cell: A
     return judge_cell(replace(step, ceilings=ceilings, depth_side=depth_side))
 
 
-def test_a_power_cap_is_flagged() -> None:
-    assert "power-capped" in hosted_case(slowed=(POWER_CAP,)).flags
-
-
 def test_an_idle_host_contradicts_overhead() -> None:
     found = hosted_case(issue_s=2e-3)
     assert any(item.signal == "host issue time / step" for item in found.conflicts)
@@ -172,9 +168,7 @@ def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float,
 
 
 @given(st.sampled_from(["memory-bound", "compute-bound"]), st.floats(0.65, 0.95), st.floats(0.01, 0.7), st.booleans())
-def test_a_step_of_which_one_ceiling_explains_most_is_not_mixed(
-    regime: str, share: float, other: float, overlaps: bool
-) -> None:
+def test_a_step_that_one_ceiling_explains_is_not_mixed(regime: str, share: float, other: float, overlaps: bool) -> None:
     """One ceiling needs 65 to 95 % of the step, the other at most 0.7 times as much, and the host 1 %."""
     by_memory, by_compute = (share, other * share) if regime == "memory-bound" else (other * share, share)
     found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, overhead_s=1e-4, overlaps=overlaps)

@@ -77,11 +77,6 @@ def later_ceilings(memory: float = 1.0, compute: float = 1.0, clock_hz: float | 
     )
 
 
-def with_weight_read(base: Facts, share: float) -> Facts:
-    weight_read = WeightReadCeiling(GB, ceiling(share * W))
-    return replace(base, ceilings=replace(base.ceilings, weights=weight_read))
-
-
 def judged(base: Facts) -> tuple[Judgement, list[str]]:
     found = judge_run(base)
     return found, [*run_remarks(base, found.judged), *run_warnings(base, found.judged)]
@@ -103,7 +98,9 @@ def test_ceilings_that_agree_change_nothing() -> None:
     """Later ceilings within 5 %, or weights read as fast as a stream, change nothing."""
     base, warnings = judged(STEADY)
     assert warnings == []
-    for same in (replace(STEADY, remeasured_ceilings=(later_ceilings(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
+    near_a_stream = replace(STEADY.ceilings, weights=WeightReadCeiling(GB, ceiling(0.96 * W)))
+    measured_again = replace(STEADY, remeasured_ceilings=(later_ceilings(0.97, 1.03),))
+    for same in (measured_again, replace(STEADY, ceilings=near_a_stream)):
         assert extreme_shares(same) == {}
         assert judged(same) == (base, [])
 
@@ -193,9 +190,7 @@ def test_a_step_above_a_ceiling_proves_something_if_the_ceiling_rose() -> None:
         (WeightReadCeiling(GB, Ceiling(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand")), 1.0),
     ],
 )
-def test_the_read_of_weights_is_compared_with_a_stream_of_their_size_and_pieces(
-    weight_read: WeightReadCeiling, share: float
-) -> None:
+def test_weights_and_a_stream_of_their_size_and_pieces(weight_read: WeightReadCeiling, share: float) -> None:
     curve = (CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve)
     assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=weight_read)) == pytest.approx(share)
 
@@ -236,9 +231,7 @@ def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> 
         (1.0e9, "hardware thermal", ("throttled (hardware thermal)",)),
     ],
 )
-def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_ceilings(
-    clock_hz: float, reason: str, noise: tuple[str, ...]
-) -> None:
+def test_a_power_cap_is_noise_if_the_clock_differs(clock_hz: float, reason: str, noise: tuple[str, ...]) -> None:
     """A T4 of 70 W is always at its power cap. Its ceilings were measured at the cap too, and its times are steady."""
     base = facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda")
     found, _ = judged(replace(base, readings=read(clock_hz, reason)))

@@ -171,8 +171,7 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
-    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit 4
-    GB."""
+    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit."""
     big = {"model_size": 16_000_000_000}
     rows = [{"n_gpu_layers": 10, **big}, {"n_gpu_layers": 99, "n_cpu_moe": 8, **big}, {"n_gpu_layers": 99, **big}]
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
@@ -217,9 +216,7 @@ EXAMPLES = re.findall(r"^\| (.+?) \| .*\| `roofscope (place .+?)` \|$", PAGE.rea
 
 
 @pytest.mark.parametrize("example", [example for _, example in EXAMPLES])
-def test_the_example_of_each_tool_runs(
-    example: str, roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_of_tools_run(example: str, roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PAGE.parents[2])
     outcome = roofscope(*shlex.split(example))
     assert (outcome.code, outcome.err) == (0, "")
