@@ -93,13 +93,6 @@ def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no
     }  # fmt: skip
 
 
-def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """A prefill of 7.216 TFLOP takes an H100 7.29 ms at 989 TFLOP/s; a T4 111 ms at 65 TFLOP/s in float16."""
-    h100, t4 = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--gpu", "h100 sxm,Tesla T4")["gpus"]
-    assert (t4["gpu"], t4["dtype"], h100["bound"]) == ("T4", "float16", "compute")
-    assert (h100["floor_s"], t4["floor_s"]) == pytest.approx((7.29e-3, 111e-3), rel=0.02)
-
-
 def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type: ignore[no-untyped-def]
     """gpt-oss-20b reads 4 of 32 experts per layer at 4.25 bits, and all else in bfloat16.
 

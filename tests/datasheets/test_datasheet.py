@@ -281,17 +281,13 @@ def test_the_newest_price_and_of_one_day_the_lowest(monkeypatch: pytest.MonkeyPa
     assert newest_prices() == {"B200 SXM": table[0]}, "undated ones only where there is no other"
 
 
-def test_prices_are_of_gpus_in_the_table_and_have_a_source() -> None:
+def test_prices_are_of_gpus_in_the_table_have_a_source_and_are_no_outliers() -> None:
+    """A machine without its GPU costs a quarter of the whole. Prices of one GPU differ less than fivefold."""
     for each in prices.prices():
         assert each.gpu in {sheet.gpu for sheet in gpus()}
         assert each.price_source
         if each.price_date:
             datetime.date.fromisoformat(each.price_date)
-
-
-def test_no_price_of_the_table_is_an_outlier() -> None:
-    """A machine without its GPU costs a quarter of the whole. Prices of one GPU differ less than fivefold."""
-    for each in prices.prices():
         same_gpu = [other for other in prices.prices() if other.gpu == each.gpu]
         others = [other.usd_per_h for other in same_gpu if other.provider != each.provider]
         median = statistics.median(others) if len(others) > 1 else each.usd_per_h

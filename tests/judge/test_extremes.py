@@ -1,6 +1,6 @@
 """Uncertain ceilings: weights read more slowly than a stream, a machine that changes, a GPU at another clock.
 
-Or a compute ceiling that a run's own matmuls beat. And cells without a number.
+A run's own matmuls may beat a compute ceiling. Cells without a number are named.
 """
 
 from __future__ import annotations
@@ -311,17 +311,14 @@ def test_a_gpus_ceiling_is_the_range_of_all_its_measurements(kind: str, ends: tu
     assert (found.low_per_s, found.high_per_s) == ends
 
 
-OTHER, SMALL, LARGE = Cell(2, 64, 8), Cell(8, 64, 8), Cell(16, 64, 8)
-REPETITION = Repetition(CELL, 0, 0.1, (0.1,) * 7, 1.0, (), None, 0.0)
-
-
 def test_each_kind_of_reason_is_said_once_and_a_cell_measured_before_it_failed_has_a_number() -> None:
     """The reasons of two cells that need too much memory differ only in their figures."""
-    gaps = [Gap(cell, "oom", "out of memory") for cell in (CELL, OTHER)]
-    gaps += [Gap(cell, "skipped", f"needs {gb} GB, free are 3.0 GB") for cell, gb in ((SMALL, 4.1), (LARGE, 8.2))]
+    other, small, large = (Cell(batch, 64, 8) for batch in (2, 8, 16))
+    gaps = [Gap(cell, "oom", "out of memory") for cell in (CELL, other)]
+    gaps += [Gap(cell, "skipped", f"needs {gb} GB, free are 3.0 GB") for cell, gb in ((small, 4.1), (large, 8.2))]
     known = replace(
         facts([], flops_per_s=1.0, bytes_per_s=1.0),
-        repetitions={OTHER: [replace(REPETITION, cell=OTHER)]},
+        repetitions={other: [Repetition(other, 0, 0.1, (0.1,) * 7, 1.0, (), None, 0.0)]},
         gaps={gap.cell: gap for gap in gaps},
     )
     assert run_warnings(known, []) == [

@@ -68,8 +68,6 @@ ONE_PER_S |= {"total_input_tokens": 153600, "total_output_tokens": 38400}
 # 20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed.
 FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959_400, "accept_length": None}
 UNSAID = {"accept_length": None}
-
-
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
 FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}

@@ -438,23 +438,14 @@ class Timeless(Machine):
         return 0.0
 
 
-@pytest.fixture
-def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the probe's work small: these tests set its times by hand."""
+def test_a_gpus_look_has_its_clock_and_waits_until_the_machine_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's work is small, since its times are set by hand."""
     monkeypatch.setattr("profiler.roofs.fixed_work.PROBE_BYTES", 1 << 12)
     monkeypatch.setattr("profiler.roofs.fixed_work._SIDE", 8)
-
-
-@pytest.mark.usefixtures("small_work")
-def test_a_gpus_reading_has_its_clock_and_a_cpus_has_none() -> None:
     source = Mock(read=Mock(return_value=Reading(clock_hz=1.74e9)))
     of_cpu, of_gpu = (kind(CPU, clock=Settling(1e-3), source=source) for kind in (Machine, OnGpu))
     assert DriftProbe(of_cpu).look().clock_hz is None
     assert DriftProbe(of_gpu).look().clock_hz == 1.74e9
-
-
-@pytest.mark.usefixtures("small_work")
-def test_a_look_waits_until_the_machine_has_settled() -> None:
     probe = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
     assert probe.look().memory == pytest.approx(1e-3)
     never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
