@@ -16,8 +16,6 @@ from profiler.data.links import MessageTime, bus_share, fit_link, published_link
 from profiler.data.prices import Price, newest_prices
 from profiler.errors import RequestError
 
-ROOT = Path(__file__).parents[2]
-GIB = 2**30
 MIB = 2**20
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -106,11 +104,10 @@ def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
 def test_known_traps() -> None:
     assert SHEETS["RTX PRO 6000 Blackwell Server"].bandwidth_bytes_per_s == 1597e9
     assert (SHEETS["GB200"].sm_count, SHEETS["GB300"].sm_count, SHEETS["B300 SXM"].sm_count) == (152, 152, 148)
-    assert SHEETS["MI250X (one die)"].memory_bytes == 64 * GIB
+    assert SHEETS["MI250X (one die)"].memory_bytes == 64 << 30
 
 
-with Path(__file__).with_name("device_names.csv").open(encoding="utf-8", newline="") as file:
-    REPORTED = list(csv.DictReader(file))
+REPORTED = list(csv.DictReader(Path(__file__).with_name("device_names.csv").read_text(encoding="utf-8").splitlines()))
 """Names reported by real drivers, each with the reported memory and units, the correct row, and its source.
 
 A slice of a card, a modified card, a laptop part, or a card without a known datasheet has no row.
@@ -185,9 +182,8 @@ def test_gpus_at_home_have_their_makers_figures_and_no_price() -> None:
 
 
 def test_each_product_has_a_gpu_of_the_table() -> None:
-    with (ROOT / "profiler" / "data" / "product_names.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            assert gpu_called(row["product"]).gpu == row["gpu"]
+    for row in csv.DictReader(Path(links.__file__).with_name("product_names.csv").read_text().splitlines()):
+        assert gpu_called(row["product"]).gpu == row["gpu"]
 
 
 KIB = 1 << 10

@@ -132,8 +132,7 @@ def test_parts_add_up_to_the_step() -> None:
     assert pieces.finish() == {"between modules": 1e-3, "mlp": 2e-3}
 
 
-with Path(__file__).with_name("kernel_names.csv").open(encoding="utf-8", newline="") as file:
-    KERNELS = list(csv.DictReader(file))
+KERNELS = list(csv.DictReader(Path(__file__).with_name("kernel_names.csv").read_text(encoding="utf-8").splitlines()))
 
 
 @pytest.mark.parametrize("row", KERNELS, ids=lambda row: row["name"])

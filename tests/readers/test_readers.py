@@ -15,13 +15,7 @@ from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, Held, Shape, Tokens
 from profiler.readers.values import Measured
 
-
-def figures(name: str) -> tuple[Figure, ...]:
-    return tuple(read_foreign(FILES / name).figures)
-
-
-with (Path(__file__).parent / "figures.csv").open() as table:
-    PUBLISHED = list(csv.DictReader(table))
+PUBLISHED = list(csv.DictReader(Path(__file__).with_name("figures.csv").read_text().splitlines()))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(row["file"] for row in PUBLISHED))

@@ -28,13 +28,9 @@ def old_page() -> str:
     return html_report(old_run())
 
 
-@pytest.fixture(scope="module")
-def whole_page() -> str:
-    return html_report(whole_run())
-
-
-def test_every_cell_is_a_point_with_a_tooltip(whole_page: str) -> None:
-    run, page = whole_run(), Page(whole_page)
+def test_every_cell_is_a_point_with_a_tooltip() -> None:
+    run = whole_run()
+    page = Page(html_report(run))
     for phase in ("prefill", "decode"):
         assert page.count("g", phase) == sum(result.phase == phase for result in run.measured)
     for cell in run.results:
