@@ -181,6 +181,8 @@ def test_two_real_runs_of_the_same_are_the_same() -> None:
     assert not comparison.differences
     assert {item.verdict for item in comparison.changes} <= {"same", "inconclusive"}
     assert all(abs(item.change) < 0.03 for item in comparison.changes)
+    frame = compare_folders(REFERENCE, AGAIN)
+    assert list(frame["after_s"] / frame["before_s"] - 1) == pytest.approx(list(frame["change"]))
 
 
 def test_runs_of_one_engine_each_are_compared_cell_by_cell() -> None:
