@@ -26,12 +26,8 @@ RANGE_SHARE = 0.9
 STEP_KINDS = ("prefill", "one_sequence", "several_sequences")
 """The kinds of steps that differ in spread. Decoding one sequence streams weights, and published figures agree closely.
 Decoding several also reads caches of lengths that sources seldom state, and prefills may run between the steps."""
-
-
 _WITH_COPIES = 3
 """Bytes moved for a cache that is copied before it is read, in multiples of its size."""
-
-
 _DENSE_COPY = 4
 """Bytes per weight that a dense copy in 16 bits writes and reads."""
 

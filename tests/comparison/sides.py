@@ -26,8 +26,7 @@ def timed(median_s: float, half_width: float = 0.005, repetitions: int = 4, **te
 
 
 def drift_probe(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
-    """A machine whose memory and cores take `memory` and `compute` times as long as usual, by drift probe and
-    ceilings."""
+    """A machine whose drift probe and ceilings take `memory` and `compute` times as long as usual."""
     drift_readings = tuple(
         DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0)
     )

@@ -283,12 +283,9 @@ def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dt
     assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
 
 
-@pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])
-def test_bits_per_element_by_arithmetic(backend: str, bits: float) -> None:
+def test_bits_per_element_by_arithmetic_and_the_newest_tokens_are_packed_once_they_are_128() -> None:
     """Groups of 64 share a 16-bit scale and a 16-bit zero point, so an element takes 4 + 32 / 64 bits."""
-    assert 8 * CACHE_FORMATS[backend].element_bytes(2) == bits
-
-
-def test_the_newest_tokens_are_packed_once_they_are_128() -> None:
+    bits = {name: 8 * CACHE_FORMATS[name].element_bytes(2) for name in ("fp8", "quanto", "hqq")}
+    assert bits == {"fp8": 8.0, "quanto": 4.5, "hqq": 4.5}
     assert [CACHE_FORMATS["quanto"].residual(decoded) for decoded in (0, 1, 127, 128, 129)] == [0, 1, 127, 0, 1]
     assert CACHE_FORMATS["fp8"].residual(127) == 0

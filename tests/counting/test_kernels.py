@@ -97,9 +97,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 23, 24, 40])
-def test_masks_and_repeated_heads_are_those_that_transformers_passes(
-    calls: Calls, window: int | None, prompt: int
-) -> None:
+def test_masks_and_repeated_heads_are_those_of_transformers(calls: Calls, window: int | None, prompt: int) -> None:
     model = tiny_mistral(window)
     core = core_of(model)
     greedy_tokens(EagerEngine(model, HOST), torch.arange(prompt)[None], 3)
@@ -226,9 +224,7 @@ def test_generate_upcasts_the_last_logits() -> None:
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 22, 24, 40])
-def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
-    calls: Calls, window: int | None, prompt: int
-) -> None:
+def test_slots_and_heads_of_a_static_cache_are_real(calls: Calls, window: int | None, prompt: int) -> None:
     """A full window is also rolled and copied back in every step, with the bytes of torch's operators.
 
     Up to transformers 5.17, a decode step repeats all slots of a static cache. With `pack_gqa` it does not.

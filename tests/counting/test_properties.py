@@ -49,6 +49,9 @@ def test_prefill_of_512(mistral: ModelWork) -> None:
     assert mistral.work(step).model_flops == 7_215_941_419_008 == linears + causal + 2 * HEAD
     full_square = ExecutionPath(kernel="math")
     assert mistral.work(step, full_square).executed_flops == 7_284_526_678_016
+    assert mistral.work(step).executed_bytes == pytest.approx(27.15e9, rel=0.01), (
+        "by a trace with fake tensors and sdpa"
+    )
     all_logits = ExecutionPath(kernel="math", all_logits=True)
     assert mistral.work(step, all_logits).executed_flops == 7_418_482_262_016
 
@@ -64,12 +67,7 @@ def test_decode_at_512(mistral: ModelWork) -> None:
     assert work.logits_bytes == 32000 * 2
     assert work.model_bytes == 14_288_632_320
     assert float(work.intensity) == pytest.approx(1.014, abs=5e-4)
-
-
-def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
-    """By a trace with fake tensors and sdpa: every aten kernel reads its inputs and writes its outputs once."""
-    assert mistral.work(Step(1, 512, 0)).executed_bytes == pytest.approx(27.15e9, rel=0.01)
-    assert mistral.work(Step(1, 1, 512)).executed_bytes == pytest.approx(14.448e9, rel=0.001)
+    assert work.executed_bytes == pytest.approx(14.448e9, rel=0.001), "by such a trace"
 
 
 def test_kv_traffic_of_eager_attention_as_a_multiple_of_the_minimum(mistral: ModelWork) -> None:
@@ -101,18 +99,6 @@ def test_model_work_is_at_most_executed_work(name: str, step: Step, path: Execut
     work = work_of(name).work(step, path)
     assert work.model_flops <= work.executed_flops
     assert work.model_bytes <= work.executed_bytes
-
-
-@given(st.sampled_from(NAMES), steps)
-def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step) -> None:
-    model = work_of(name)
-    one = model.work(Step(1, step.query, step.context))
-    many = model.work(step)
-    assert many.model_flops == step.batch * one.model_flops
-    assert many.kv_read_bytes == step.batch * one.kv_read_bytes
-    longer = model.work(Step(step.batch, step.query, step.context + 1))
-    assert longer.model_flops >= many.model_flops
-    assert longer.kv_read_bytes >= many.kv_read_bytes
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)), st.sampled_from([1, 4]))
@@ -257,9 +243,7 @@ PATH = ExecutionPath()
         (5.01, 4, None),
     ],
 )
-def test_it_pays_where_the_expected_tokens_are_worth_the_step(
-    cost: float, drafted: int, acceptance: float | None
-) -> None:
+def test_it_pays_where_expected_tokens_are_worth_the_step(cost: float, drafted: int, acceptance: float | None) -> None:
     """They are (1 - a^(k+1)) / (1 - a), by hand; with one draft 1 + a, so that a cost of 1.25 pays from a quarter."""
     assert pays_from(cost, drafted) == (acceptance and pytest.approx(acceptance, abs=1e-5))
 

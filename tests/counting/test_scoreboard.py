@@ -51,11 +51,9 @@ def test_every_difference_has_a_name(
         assert scoreboard.RANK[result] == 0 or detail, name
 
 
-CACHED, COUNTED, BUILT = (
-    (cached.score, cached.TABLE),
-    (scoreboard.score, scoreboard.TABLE),
-    (cached.built, cached.BUILT),
-)
+CACHED = (cached.score, cached.TABLE)
+COUNTED = (scoreboard.score, scoreboard.TABLE)
+BUILT = (cached.built, cached.BUILT)
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,7 @@ def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen
 
 
 def planted(known: RunFacts, overlaps: bool = False) -> tuple[MeasuredCells, DeviceRates, Callable[[Any], Any]]:
-    """The same cells on a simulated device: kernels at 40 % of their ceiling, steps 7 % above the sum of their
-    terms."""
+    """The same cells on a simulated device: kernels at 40 % of their ceiling, steps 7 % above the sum of terms."""
     device = replace(known.trained.fitted.device, overlaps=overlaps)
     demanded = known.trained.measured.demanded
     rates = {column.operator: device.ceilings.compute_flops_per_s(column.dtype) for column in demanded.columns}
@@ -136,9 +135,7 @@ def test_a_planted_device_is_forecast_where_nobody_measured(known: RunFacts, ove
     assert np.median(off) < 0.05
 
 
-def trained_on_corners(
-    known: RunFacts, own: float, drift: float = 0.0, slower: float = 1.0
-) -> tuple[TrainedModel, Any]:
+def trained_on_four(known: RunFacts, own: float, drift: float = 0.0, slower: float = 1.0) -> tuple[TrainedModel, Any]:
     """A planted run of batches 1 and 8 and prompts of 64 and 512 with replays between them, and its truth.
 
     The half widths of its cells are `own`; replays between them took `slower` times their time.
@@ -154,7 +151,7 @@ def trained_on_corners(
 
 def test_a_forecast_between_replayed_rows_is_as_narrow_as_its_cells(known: RunFacts) -> None:
     """Four cells known within 1 %, and kernels replayed at 2 and 4 rows between 1 and 8."""
-    trained, truth = trained_on_corners(known, 0.01)
+    trained, truth = trained_on_four(known, 0.01)
     demanded = known.demanded(StepArrays.of(make_grid("64,512", "2,4", 32).keys))
     forecast, half_width = trained.forecast(demanded)
     assert np.abs(forecast.latency_s / truth(demanded) - 1).max() < 0.02
@@ -164,14 +161,14 @@ def test_a_forecast_between_replayed_rows_is_as_narrow_as_its_cells(known: RunFa
 def test_no_interval_is_narrower_than_the_cells_around_and_the_drift(known: RunFacts) -> None:
     demanded = known.demanded(StepArrays.of(make_grid("128", "2", 32).keys))
     for own, drift, least in ((0.01, 0.12, 0.12), (0.09, 0.0, 0.09), (0.09, 0.12, 0.15)):
-        trained, _ = trained_on_corners(known, own, drift)
+        trained, _ = trained_on_four(known, own, drift)
         _, half_width = trained.forecast(demanded)
         assert (half_width >= least - 1e-9).all()
         assert (half_width < 1.5 * least).all()
 
 
 def test_a_measured_cell_keeps_its_time_and_interval(known: RunFacts) -> None:
-    trained, _ = trained_on_corners(known, 0.05)
+    trained, _ = trained_on_four(known, 0.05)
     forecast, half_width = trained.forecast(trained.measured.demanded)
     assert forecast.latency_s == pytest.approx(trained.measured.latency_s)
     assert half_width == pytest.approx(np.hypot(0.05, 0.03))
@@ -181,15 +178,14 @@ def test_a_forecast_that_contradicts_larger_cells_is_refused(known: RunFacts) ->
     """The replays at 2 and 4 rows were disturbed: three times as slow as those of 1 and 8."""
     demanded = known.demanded(StepArrays.of(make_grid("64", "2,4", 32).keys))
     for slower, refused in ((1.0, False), (3.0, True)):
-        trained, _ = trained_on_corners(known, 0.01, slower=slower)
+        trained, _ = trained_on_four(known, 0.01, slower=slower)
         _, half_width = trained.forecast(demanded)
         assert np.isinf(half_width).any() == refused
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])
 def test_the_overhead_model_of_a_batch_without_a_cell_changes_no_forecast(slower: float) -> None:
-    """An H100's run without its cells of batch 4: the decode steps took 24.1 and 26.2 ms, whatever its overhead model
-    took."""
+    """An H100's run without batch 4, whose decode steps took 24.1 and 26.2 ms, whatever its overhead model took."""
     known = run_facts(REFERENCE / "mistral-7b-h100")
     overhead_model = {
         key: replace(item, step_s=slower * item.step_s) for key, item in known.facts.overhead.items() if key[2] == 4

@@ -67,7 +67,7 @@ def effect_of(evidence: CellEvidence, change: ChangeId) -> ChangeEffect:
 
 
 def test_an_h100s_figures_are_its_own() -> None:
-    """What an outside review computed from the raw samples of `mistral-7b-h100` (26 November 2026)."""
+    """Figures that were computed from the raw samples of `mistral-7b-h100` by other code than the profiler's."""
     run = read_run(REFERENCE / "mistral-7b-h100")
     cells = {(row.phase, row.batch_size, row.prompt_len): row for row in run.measured}
     evidence = {(item.phase, item.batch_size, item.prompt_len): item for item in run.document.evidence}
@@ -111,34 +111,25 @@ def test_a_computed_saving_contains_what_was_then_measured(gpu: str) -> None:
     assert own_s - compiled.saves_s < rows["compile"].latency_s < own_s - compiled.at_least_s
 
 
-def prefill_8_x_512(name: str) -> tuple[CellResult, CellEvidence]:
-    run = read_run(REFERENCE / name)
-    [row] = [row for row in run.measured if (row.phase, row.batch_size, row.prompt_len) == ("prefill", 8, 512)]
-    return row, next(item for item in run.document.evidence if item.key == row.key)
-
-
-def test_no_matmul_beats_its_ceiling() -> None:
+def test_no_matmul_beats_its_ceiling_and_fusing_saves_at_most_what_a_trace_leaves() -> None:
     """A trace of an H200 has all 224 matmuls of prefill 8 x 512 in 74.0 ms; squares gave 671 TFLOP/s, 703 at the end.
 
-    The matmuls need 57.2 TFLOP, so they ran at 772 TFLOP/s, and cannot need 85 ms.
+    The matmuls need 57.2 TFLOP, so they ran at 772 TFLOP/s, and cannot need 85 ms. Of 110.8 ms, matmuls take 74.0 and
+    attention about 2; fused, the rest moves 22.5 GB, 5.1 ms at 4.39 TB/s.
     """
-    row, _ = prefill_8_x_512("mistral-7b-h200-default")
+    run = read_run(REFERENCE / "mistral-7b-h200-default")
+    [row] = [row for row in run.measured if (row.phase, row.batch_size, row.prompt_len) == ("prefill", 8, 512)]
+    fusing = effect_of(next(item for item in run.document.evidence if item.key == row.key), ChangeId.COMPILED_FORWARD)
+    assert fusing.at_most
+    assert 110.8e-3 - 74.0e-3 - 2e-3 - 5.1e-3 < fusing.saves_s < 32e-3
     assert 74.0e-3 < row.compute_s < 76e-3
-    document = read_run(REFERENCE / "mistral-7b-h200-default").document
+    document = run.document
     assert document.ceilings.full_clock["bfloat16"] == pytest.approx(772e12, rel=2e-3)
     [raised] = [text for text in document.warnings if "too low" in text]
     assert "682 TFLOP/s was too low, and is raised to 773 TFLOP/s, the rate of 224 matmuls" in raised
     ends = re.search(r"\((\d+) TFLOP/s to (\d+) TFLOP/s under load\)", " ".join(document.answer))
     assert ends is not None
     assert int(ends[1]) < 671 < 703 < int(ends[2])
-
-
-def test_fusing_saves_at_most_what_a_trace_leaves() -> None:
-    """Of 110.8 ms, matmuls take 74.0 and attention about 2; fused, the rest moves 22.5 GB, 5.1 ms at 4.39 TB/s."""
-    _, evidence = prefill_8_x_512("mistral-7b-h200-default")
-    fusing = effect_of(evidence, ChangeId.COMPILED_FORWARD)
-    assert fusing.at_most
-    assert 110.8e-3 - 74.0e-3 - 2e-3 - 5.1e-3 < fusing.saves_s < 32e-3
 
 
 def test_counters_whose_samples_are_old_give_no_warning() -> None:
@@ -156,17 +147,15 @@ def test_counters_whose_samples_are_old_give_no_warning() -> None:
     assert not any("counters saw" in text for run in runs for text in run.document.warnings)
 
 
-def test_memory_beyond_a_window_is_that_of_a_real_gpu() -> None:
-    """One layer's keys and values are repeated for 32 heads: 1.07 of 24.18 GB at batch 16."""
+def test_a_windows_memory_and_rolled_copies_are_those_of_a_real_gpu() -> None:
+    """One layer's keys and values are repeated for 32 heads: 1.07 of 24.18 GB at batch 16.
+
+    A trace saw concatenating take 26.2 of 77 ms at 16 x 4096 on an H200, 6.7 times what its bytes need at the ceiling.
+    """
     run = read_run(REFERENCE / "mistral-7b-h200-window")
     peaks = {row.batch_size: row.peak_memory_bytes for row in run.measured}
     for item in run.document.evidence:
         assert item.predicted_peak_memory_bytes == pytest.approx(peaks[item.batch_size], rel=3e-3)
-
-
-def test_rolled_windows_take_the_time_that_a_trace_saw() -> None:
-    """Concatenating took 26.2 of 77 ms at 16 x 4096 on an H200, 6.7 times what its bytes need at the ceiling."""
-    run = read_run(REFERENCE / "mistral-7b-h200-window")
     row = next(row for row in run.measured if row.batch_size == 16)
     assert row.redundant_s == pytest.approx(26.2e-3, rel=0.01)
     # The trace, the replays and the ceilings are measured apart, and add up to the step.

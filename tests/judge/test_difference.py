@@ -51,8 +51,7 @@ def test_precisions_and_compare_give_one_interval_for_the_same_folders(tmp_path:
 
 
 def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
-    """100 and 90 ms, with two equal repetitions each; other cells have 2 % between repetitions with ten degrees of
-    freedom.
+    """100 and 90 ms, two equal repetitions each; repetitions of other cells differ by 2 % with ten degrees of freedom.
 
     Moderated by the cell's variance of 0 with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
     """

@@ -39,12 +39,11 @@ def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float
     return Timed(key, [work], "ok", batch, time, time, samples=[(time_s,)] * CLAIM_REPETITIONS)
 
 
-def steps(context: int, batches: list[int], overhead_s: float = 0.0) -> list[Timed]:
+def steps(context: int, batches: list[int]) -> list[Timed]:
     found = []
     for batch in batches:
         flops, bytes_ = decode(batch, context)
-        time_s = max(flops / A100_P, bytes_ / A100_W, overhead_s)
-        found.append(stepped(batch, time_s, 1.01, flops, bytes_))
+        found.append(stepped(batch, max(flops / A100_P, bytes_ / A100_W), 1.01, flops, bytes_))
     return found
 
 
@@ -101,14 +100,6 @@ def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
     assert all(item.slope > 0.8 for item in result.doublings)
     assert {item.side for item in result.doublings} == {"undecided"}
     assert any("no batch makes a step compute-bound" in sentence for sentence in result.sentences)
-
-
-def test_overhead_hides_the_bytes() -> None:
-    """With a host that needs 50 ms per step, neither time nor bytes grow; FLOPs double."""
-    result = scaling(steps(512, [1, 2, 4], overhead_s=50e-3), "batch")
-    assert [item.slope for item in result.doublings] == pytest.approx([0.0, 0.0])
-    assert {item.side for item in result.doublings} == {"memory"}
-    assert result.knee_measured is None
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,7 @@ def test_refused_in_one_line(subject: Subject, tiny_folder: Path, roofscope: Cal
 
 
 @pytest.mark.ci
-def test_a_run_says_whether_drafts_pay(
-    gguf_file: Path, short_folder: Path, roofscope: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_whether_drafts_pay(gguf_file: Path, short_folder: Path, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     """The whole model with its first six layers: measured at batch 1, and computed at batch 4."""
     arguments = ("run", str(gguf_file), "--prompt-lens", "16", "--batch-sizes", "1,4", "--new-tokens", "16")
     folder = tmp_path / "run"

@@ -20,7 +20,6 @@ from profiler.facts.overhead import OverheadSamples
 from profiler.loading.request import LoadedModel
 from profiler.measure.overhead import measure_overhead
 
-HIDDEN = SIZES["hidden_size"]
 STALL_S = 60.0
 STEP_S = 40e-3
 """A step of the overhead model, on a machine at its usual speed."""
@@ -50,7 +49,7 @@ def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
     machine, forward = Paced(STEP_S), LlamaForCausalLM.forward
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
-        if self.config.hidden_size < HIDDEN:
+        if self.config.hidden_size < SIZES["hidden_size"]:
             machine.passed_s += machine.overhead_model_s + STALL_S * (machine.steps == machine.stalls_after)
             machine.steps += 1
         return forward(self, *args, **named)

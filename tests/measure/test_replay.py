@@ -117,9 +117,7 @@ def replays(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[in
     return list(zip(given, found, strict=True))
 
 
-def test_each_decode_step_is_given_bytes_of_its_cache_between_its_matmuls(
-    replays: list[tuple[int | None, Replays]],
-) -> None:
+def test_decode_steps_read_bytes_of_their_cache_between_matmuls(replays: list[tuple[int | None, Replays]]) -> None:
     """Caches of batches of 1, 8 and 64 after prompts of 16, 50 and 200 tokens; prefills read nothing in between.
 
     A token has keys and values of 2 layers, 2 heads of 16 and 4 bytes. A step reads those of its middle context, and a
@@ -137,9 +135,7 @@ def test_each_decode_step_is_given_bytes_of_its_cache_between_its_matmuls(
     assert len(given) < len(found), "cells with equal values share their replay"
 
 
-def test_the_steps_that_an_answer_names_are_replayed_whole_before_any_other(
-    replays: list[tuple[int | None, Replays]],
-) -> None:
+def test_steps_that_an_answer_names_are_replayed_whole_first(replays: list[tuple[int | None, Replays]]) -> None:
     """The time may reach only two of the steps: the smallest decode step and the largest prefill."""
     named = {("decode", 1, 16), ("prefill", 64, 200)}
     of_linears, of_calls = (
@@ -195,9 +191,7 @@ def test_between_the_calls_no_matmul_is_left(kind: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["static", "eager"])
-def test_a_decode_step_is_replayed_any_number_of_times(
-    engine: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_replayed_as_often_as_needed(engine: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A static cache of 6 + 4 tokens has 10 slots; each replay of the captured step writes to the same one.
 
     Without a reset of the cache, the fifth replay writes to slot 10. This error in `index_copy_` ends a CUDA context.
@@ -277,8 +271,7 @@ def test_same_operators_as_the_model(name: str) -> None:
 
 
 def test_layers_with_other_heads_keep_their_grouping() -> None:
-    """Gemma-4-31B has 2 query heads per key in windowed layers, and 8 in global ones; the overhead model has 4 query
-    heads."""
+    """Gemma-4-31B has 2 query heads per key in windowed layers, 8 in global ones; the overhead model has 4 of them."""
     layers = {
         "model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 32, "num_key_value_heads": 16,
         "num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
@@ -293,8 +286,7 @@ def test_layers_with_other_heads_keep_their_grouping() -> None:
 @pytest.mark.timing
 @pytest.mark.ci
 def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
-    """Linears take 0 to 8 ms per call, 4 ms on average; the overhead model's own part does not depend on their sum in a
-    step."""
+    """Linears take 0 to 8 ms per call, 4 ms on average; the overhead model's own part does not depend on their sum."""
     subject, config = subject_of(str(tiny_folder))
     linears = [module for module in subject.loaded.module.modules() if isinstance(module, torch.nn.Linear)]
     draw = random.Random(0)

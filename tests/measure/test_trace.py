@@ -93,11 +93,8 @@ def test_a_step_has_the_operators_that_torch_dispatches(profile_tiny: Callable[.
 
 
 @pytest.mark.slow
-def test_what_carries_the_residual_is_named(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If norms sleep 20 ms in the model but not in its overhead model, the residual of a decode step is found in the
-    norms.
+def test_the_residual_is_named(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If norms sleep 20 ms in the model but not in its overhead model, they have the residual of a decode step.
 
     In a prefill the norms are replayed, so they are kernels and not a residual.
     """
@@ -127,20 +124,15 @@ def test_what_carries_the_residual_is_named(
     assert all("norm (" in line for line in time_breakdown.activity_lines(run))
 
 
-def parts(*seconds: float) -> dict[str, float]:
-    pieces = Pieces(Machine(HOST.device, clock=FakeClock(*seconds)))
-    pieces.start()
-    for _ in seconds[1:]:
-        pieces.enter("mlp")
-    return pieces.finish()
-
-
 def test_parts_add_up_to_the_step() -> None:
-    assert parts(1e-3, 0.0, 2e-3) == {"between modules": 1e-3, "mlp": 2e-3}
+    pieces = Pieces(Machine(HOST.device, clock=FakeClock(1e-3, 0.0, 2e-3)))
+    pieces.start()
+    pieces.enter("mlp")
+    pieces.enter("mlp")
+    assert pieces.finish() == {"between modules": 1e-3, "mlp": 2e-3}
 
 
-with Path(__file__).with_name("kernel_names.csv").open(encoding="utf-8", newline="") as file:
-    KERNELS = list(csv.DictReader(file))
+KERNELS = list(csv.DictReader(Path(__file__).with_name("kernel_names.csv").read_text(encoding="utf-8").splitlines()))
 
 
 @pytest.mark.parametrize("row", KERNELS, ids=lambda row: row["name"])
@@ -166,9 +158,7 @@ def test_reads_of_values_are_counted(mode: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_overhead_of_generate_is_found_where_it_was_planted(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_overhead_of_generate(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every check of the stopping criteria waits 20 ms; our own loop has no such check."""
     from transformers.generation.stopping_criteria import StoppingCriteriaList
 

@@ -83,15 +83,8 @@ def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
     """1,024 tokens at 2.8 per step: a prefill and 365 steps of 15 GB and 8 x 642 tokens of cache at 3.35 TB/s."""
     path = tmp_path / "f"
     times = {"total_latency_ms": 17_600.0, "avg_request_latency_ms": 2200.0, "request_throughput_req_s": 3.64}
-    report = {
-        "world_info": {"max_batch_size": 8},
-        "performance": {
-            **times,
-            "system_output_throughput_tok_s": 1024 * 3.64,
-            "system_total_throughput_tok_s": 1154 * 3.64,
-        },
-        "decoding_stats": {"acceptance_length": 2.8},
-    }
+    times |= {"system_output_throughput_tok_s": 1024 * 3.64, "system_total_throughput_tok_s": 1154 * 3.64}
+    report = {"world_info": {"max_batch_size": 8}, "performance": times, "decoding_stats": {"acceptance_length": 2.8}}
     path.write_text(json.dumps(report))
     [row] = place(path, "llama-3.1-8b", gpu="H100 SXM").rows
     assert row.floor_s == pytest.approx(1023 / 2.8 * (7.5e9 * 2 + 8 * 642 * 131_072) / 3.35e12, rel=0.02)
@@ -171,8 +164,7 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
-    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit 4
-    GB."""
+    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit."""
     big = {"model_size": 16_000_000_000}
     rows = [{"n_gpu_layers": 10, **big}, {"n_gpu_layers": 99, "n_cpu_moe": 8, **big}, {"n_gpu_layers": 99, **big}]
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
@@ -217,9 +209,7 @@ EXAMPLES = re.findall(r"^\| (.+?) \| .*\| `roofscope (place .+?)` \|$", PAGE.rea
 
 
 @pytest.mark.parametrize("example", [example for _, example in EXAMPLES])
-def test_the_example_of_each_tool_runs(
-    example: str, roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_of_tools_run(example: str, roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PAGE.parents[2])
     outcome = roofscope(*shlex.split(example))
     assert (outcome.code, outcome.err) == (0, "")

@@ -115,13 +115,16 @@ def test_no_figure_beats_its_datasheet() -> None:
         assert point.latency_s > 0.98 * steps_of([point]).bound_s()[0], point
 
 
+def one_step(*figures: float) -> CardSteps:
+    return CardSteps(*(np.array([figure]) for figure in figures))
+
+
 def test_a_range_is_above_the_floor_and_includes_the_host() -> None:
     eager = attained("eager", "dense")
-    one = np.ones(1)
-    small = CardSteps(2e9 * one, 1e9 * one, 0 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, 1.8e9 * one, one, one)
+    small = one_step(2e9, 1e9, 0.0, 0.0, 24, 1e15, 8e12, 1.8e9, 1, 1)
     fast = eager.range_s(small, "decode")
     assert fast.low_s[0] > small.floor_s()[0]
-    slow = eager.range_s(replace(small, host_index=2 * one), "decode")
+    slow = eager.range_s(replace(small, host_index=2 * small.host_index), "decode")
     assert slow.typical_s[0] == pytest.approx(2 * fast.typical_s[0])
 
 
@@ -130,10 +133,7 @@ def test_a_captured_step_takes_its_bytes_and_cycles_of_each_layer_whatever_the_h
 
     pegainfer publishes 10.31 ms for such a step (Qwen3-4B on an RTX 4090, github:pegainfer-project/pegainfer pull 69).
     """
-    one = np.ones(1)
-    step = CardSteps(
-        8.04e9 * one, 8.04e9 * one, 0 * one, 0 * one, 36 * one, 165e12 * one, 1008e9 * one, 2.52e9 * one, 3 * one, one
-    )
+    step = one_step(8.04e9, 8.04e9, 0.0, 0.0, 36, 165e12, 1008e9, 2.52e9, 3, 1)
     by_hand = Shares(0.9, 0.6, layer_cycles=1.5e5).step_s(step)[0]
     assert by_hand == pytest.approx(8.04e9 / (0.9 * 1008e9) + 36 * 1.5e5 / 2.52e9)
     assert by_hand == pytest.approx(10.31e-3, rel=0.1)

@@ -1,5 +1,4 @@
-"""Forecasts of committed runs: the cells of a default grid forecast the others, and are compared with later
-repetitions."""
+"""The cells of a default grid forecast the others of a committed run, and are compared with later repetitions."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from profiler.comparison.text import difference_lines
 from profiler.errors import RequestError, RunError
 from profiler.readers.detect import read_foreign
 
-ROOT = Path(__file__).parents[2]
 _EVEN = (0.99, 0.995, 1.0, 1.005, 1.01)
 
 
@@ -176,7 +175,7 @@ def test_decode_is_compared_per_token(tmp_path: Path) -> None:
 def test_copied_samples_are_refused(tmp_path: Path) -> None:
     """A cell is timed once per round; copied lines would halve every variance without new measurements."""
     folder = tmp_path / "run"
-    shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen4", folder)
+    shutil.copytree(FILES.parents[2] / "runs" / "reference" / "smollm2-135m-zen4", folder)
     samples = folder / "samples.jsonl"
     samples.write_text(samples.read_text() * 2)
     with pytest.raises(RunError, match=r"samples.jsonl contains a repetition of .* twice"):

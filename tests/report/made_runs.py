@@ -15,14 +15,13 @@ from profiler.judge.keyed import columns_of
 from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
-OLD = ROOT / "tests" / "data" / "tiny_run"
 REFERENCE = ROOT / "runs" / "reference"
 WHOLE = REFERENCE / "smollm2-135m-2-cores"
 PRECISIONS = REFERENCE / "smollm2-135m-precisions"
 
 
 def old_run() -> Run:
-    return read_run(OLD)
+    return read_run(ROOT / "tests" / "data" / "tiny_run")
 
 
 def whole_run() -> Run:
@@ -61,9 +60,6 @@ def evidence(of: CellKey, **columns: Any) -> CellEvidence:
     return CellEvidence(**columns_of(of), **figures)
 
 
-_VOID = {"meta", "link", "br"}
-
-
 class Page(HTMLParser):
     """Collects the elements in order, the elements that are still open, and all text."""
 
@@ -76,7 +72,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in _VOID:
+        if tag not in ("meta", "link", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

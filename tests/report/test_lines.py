@@ -60,8 +60,7 @@ def difference(saves_s: float, low_s: float, high_s: float, repetitions: int = 2
     ],
 )  # fmt: skip
 def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: str | None) -> None:
-    """One repetition each is not enough to claim a difference: repetitions of the same code can differ by this
-    amount."""
+    """One repetition each is not enough to claim a difference: those of the same code can differ by this amount."""
     run = with_document(run, engine=replace(run.document.engine, differences=(item,)))
     assert no_claim_lines(run) == ([line] if line else [])
     assert engines(run).blocks[0].rows == ([["decode 2 x 64", "static", *row, ""]] if row else [])

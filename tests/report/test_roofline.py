@@ -55,10 +55,7 @@ def test_slopes_and_plateaus_are_those_of_the_run(run: Run) -> None:
     assert measured.corners(0.1, 100.0) == [(0.1, 1e10), (10.0, 1e12), (100.0, 1e12)]
     sheet = only(run, "datasheet")
     assert (sheet.bytes_per_s, sheet.flops_per_s) == (1.5e11, 1.2e12)
-
-
-def test_another_dtype_is_only_a_plateau(run: Run) -> None:
-    other = only(run, "other")
+    other = only(run, "other")  # another dtype is only a plateau
     assert other.corners(0.1, 1000.0) == [(20.0, 2e12), (1000.0, 2e12)]
     assert other.label == "measured: 2.00 TFLOP/s float32"
 
@@ -74,8 +71,7 @@ def test_the_read_of_weights_is_drawn_if_it_disagrees(run: Run) -> None:
 
 
 def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
-    """A size read at 1.24 times memory speed is not a cache (limit 1.25); the link meets the ceiling at 100
-    FLOP/byte."""
+    """A size read at 1.24 times memory speed is no cache (limit 1.25); the link meets the ceiling at 100 FLOP/byte."""
     cache, link = only(run, "cache"), only(run, "link")
     assert cache.label == "a cache, at 4 MiB: 400 GB/s"
     assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]

@@ -24,7 +24,6 @@ from torch import nn
 from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults, storage_bytes
-from profiler.device.telemetry import DeviceSettings, NoSource
 from profiler.errors import NoFreeMemoryError
 from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, DriftReading, WeightReadCeiling, drift, swing
 from profiler.facts.telemetry import Reading
@@ -59,19 +58,6 @@ def test_rates_are_work_over_the_clocks_time(of_fake_clock: Ceilings) -> None:
     assert ceilings.beyond_cache
 
 
-def sampled(bytes_per_s: Callable[[int], float], budget_s: float, **least: float) -> tuple[list[float], float]:
-    """Samples of a read of 16 bytes at this rate, and the seconds that they took."""
-    memory, data = SimulatedMemory(bytes_per_s), torch.empty(4)
-    with memory:
-        return sample(data.sum, SimulatedMachine(memory), budget_s, **least), memory.now_s
-
-
-def taking(*seconds: float) -> Callable[[int], float]:
-    """Rates of successive reads of 16 bytes that take these seconds, over and over."""
-    each_s = itertools.cycle(seconds)
-    return lambda nbytes: nbytes / next(each_s)
-
-
 @pytest.mark.parametrize(
     ("calls_s", "budget_s", "least", "samples", "ends_s"),
     [
@@ -89,8 +75,10 @@ def taking(*seconds: float) -> Callable[[int], float]:
 def test_a_call_is_sampled_until_its_time_is_known_or_over(
     calls_s: tuple[float, ...], budget_s: float, least: dict[str, float], samples: int, ends_s: tuple[float, float]
 ) -> None:
-    seconds, took_s = sampled(taking(*calls_s), budget_s, **least)
-    assert ends_s[0] - 1e-9 <= took_s <= ends_s[1] + 1e-9
+    each_s = itertools.cycle(calls_s)
+    with SimulatedMemory(lambda nbytes: nbytes / next(each_s)) as memory:
+        seconds = sample(torch.empty(4).sum, SimulatedMachine(memory), budget_s, **least)
+    assert ends_s[0] - 1e-9 <= memory.now_s <= ends_s[1] + 1e-9
     assert len(seconds) >= samples
     assert {min(calls_s, key=lambda call_s: abs(call_s - found_s)) for found_s in seconds} == {*calls_s}
     assert all(any(found_s == pytest.approx(call_s) for call_s in calls_s) for found_s in seconds)
@@ -209,8 +197,7 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
-    """The ceiling is 31 GB/s and the curve ends at 48: memory is 31, and a size read three times as fast is in a
-    cache."""
+    """The ceiling is 31 GB/s and the curve ends at 48: memory is 31, and what is read three times as fast is cached."""
     found = read_at(31e9, {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9})
     assert found.memory_bytes_per_s_for(200 << 20) == pytest.approx(31e9)
     assert not found.cache_resident(200 << 20)
@@ -276,9 +263,7 @@ def falling(nbytes: int) -> float:
     ],
     ids=["flat", "falling", "a cache that is not reported"],
 )
-def test_the_curve_is_followed_to_its_plateau(
-    bytes_per_s: Callable[[int], float], memory_bytes_per_s: float, stream_mib: int
-) -> None:
+def test_a_curve_has_a_plateau(bytes_per_s: Callable[[int], float], memory_bytes_per_s: float, stream_mib: int) -> None:
     """STREAM's rule counts all that a kernel touches: two buffers for a copy, three for a triad."""
     with SimulatedMemory(bytes_per_s) as memory:
         found = measure_streams(SimulatedMachine(memory), 4.5)
@@ -315,9 +300,7 @@ def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float
     [(keeping(MIB, 200e9, 25e9), False), (random_replacement(480 * MIB, 3.0, 25e9), True)],
     ids=["a neighbour's cache", "its own cache"],
 )
-def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
-    bytes_per_s: Callable[[int], float], warns: bool
-) -> None:
+def test_two_equal_sizes_show_that_a_cache_serves_nothing(bytes_per_s: Callable[[int], float], warns: bool) -> None:
     """A CPU reports its socket's 480 MiB, and may have almost nothing. There is time for 1 GiB, not for four times."""
     with SimulatedMemory(bytes_per_s) as memory:
         found = measure_streams(SimulatedMachine(memory, 16 << 30, cache_bytes=480 * MIB), 4.5)
@@ -455,45 +438,26 @@ class Timeless(Machine):
         return 0.0
 
 
-@pytest.fixture
-def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the probe's work small: these tests set its times by hand."""
+def test_a_gpus_look_has_its_clock_and_waits_until_the_machine_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe's work is small, since its times are set by hand."""
     monkeypatch.setattr("profiler.roofs.fixed_work.PROBE_BYTES", 1 << 12)
     monkeypatch.setattr("profiler.roofs.fixed_work._SIDE", 8)
-
-
-@pytest.mark.usefixtures("small_work")
-def test_a_gpus_reading_has_its_clock_and_a_cpus_has_none() -> None:
     source = Mock(read=Mock(return_value=Reading(clock_hz=1.74e9)))
     of_cpu, of_gpu = (kind(CPU, clock=Settling(1e-3), source=source) for kind in (Machine, OnGpu))
     assert DriftProbe(of_cpu).look().clock_hz is None
     assert DriftProbe(of_gpu).look().clock_hz == 1.74e9
-
-
-@pytest.mark.usefixtures("small_work")
-def test_a_look_waits_until_the_machine_has_settled() -> None:
     probe = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
     assert probe.look().memory == pytest.approx(1e-3)
     never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
     assert never.look().memory > 4e-3  # it does not wait forever
 
 
-class Driven(NoSource):
-    """A GPU that reports its settings."""
-
-    def __init__(self, **settings: float | str) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def facts(self) -> DeviceSettings:
-        return {**self._settings, "pcie_lanes": 16}
-
-
 class Card(Machine):
     """A GPU by its UUID, one of many of its name."""
 
     def __init__(self, uuid: str, power_limit_w: float = 700.0, driver: str = "580.95.05") -> None:
-        super().__init__(CPU, source=Driven(power_limit_w=power_limit_w, driver=driver))
+        settings = {"power_limit_w": power_limit_w, "driver": driver, "pcie_lanes": 16}
+        super().__init__(CPU, source=Mock(failures={}, facts=Mock(return_value=settings)))
         self._uuid = uuid
 
     @cached_property
@@ -513,9 +477,7 @@ def known(machine: Machine, measured_s: float = 5.0, *, keeps: bool = True) -> b
     return found[0] is not None
 
 
-def test_only_the_same_card_driver_and_power_limit_reuse_ceilings_of_a_long_quiet_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_and_its_settings_reuse_ceilings_of_long_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An H100 at 350 W multiplies slower than at 700."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first, second = "GPU-2d5f", "GPU-91ab"
