@@ -50,8 +50,6 @@ class Format:
     """The figures of one result; without a function it is its key `figure`."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
     """Caveats, by what a figure covers."""
-    repeats: int = 0
-    """How often a time was measured, if a file has no repetitions; 0: it does not say."""
     settings: Mapping[str, str] = field(default_factory=lambda: keys.SETTINGS)
     """Where the settings of a result are."""
     packed_dtype: str = ""
@@ -104,9 +102,8 @@ class Format:
         figures = []
         for record, own in zip(records, differing, strict=True):
             for each in self.figures(record):
-                time = replace(each.time, repeats=each.time.repeats or self.repeats)
                 notes = (*self.notes.get(each.covers, ()), *each.notes)
-                figures.append(replace(each, time=time, settings=own, notes=notes))
+                figures.append(replace(each, settings=own, notes=notes))
         return shared, figures
 
 
@@ -124,7 +121,8 @@ def batches(record: Record) -> list[Figure]:
 
     A record may have further keys: `cached`, the tokens before the prompt; `cached_once`, those that all sequences
     share; `prompts`, if fewer than the sequences; `cap`, the most sequences at a time; `loop`, the steps in a decode's
-    time; by what they cover, more `notes`; `bits` per weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
+    time; `repeats`, 0 if it does not say how often a time was measured; by what they cover, more `notes`; `bits` per
+    weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
     """
     return _timed({"loop": 1, "acceptance": -1, **record})
 
@@ -154,6 +152,7 @@ def _timed(record: Record) -> list[Figure]:
     for covers, time_s in times.items():
         if time_s is None:
             continue
+        time_s = replace(time_s, repeats=time_s.repeats or record.get("repeats", 1))
         figure = Figure(covers, shape, time_s, held=held, notes=tuple(inner(record, f"notes.{covers}") or ()))
         if covers == "prefill":
             figure = replace(figure, shape=replace(shape, batch_size=record.get("prompts", shape.batch_size)))

@@ -167,8 +167,7 @@ _HEADER = re.compile(rf"\b({_SETTING}) = (-?\d+)")
 def _with_header(source: Source) -> list[Record]:
     records = [{**dict(_HEADER.findall(source.text)), **record} for record in source.records]
     names = [name for name in records[0] if re.fullmatch(_SETTING, name)]
-    own = {name: "threads" if name == "n_threads" else name for name in names}
-    return [{**record, "settings": {own[name]: record.get(name) for name in names}} for record in records]
+    return [{**row, "settings": {_COLUMNS.get(name, name): row.get(name) for name in names}} for row in records]
 
 
 def _of_batches(row: Record) -> Record:
@@ -202,7 +201,6 @@ LLAMA_BATCHED_BENCH = Format(
     more=_of_batches,
     figures=batches,
     notes={"prefill": ("measured once",), "decode": ("measured once",)},
-    repeats=1,
     settings={"settings": "settings"},
     packed_dtype=_PACKED_DTYPE,
 )
