@@ -201,7 +201,6 @@ _CSV_COLUMNS = ("name", "group", "count", "dtype", "model_flops", "executed_flop
 
 
 def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> CountDocument:
-    """Return the document of a counted step."""
     return view(CountDocument, counted, numbers=numbers)
 
 

@@ -199,7 +199,6 @@ class Ceilings(Fact, kind="roofs"):
         return sum(nbytes / self.links[where].per_s for where, nbytes in waiting_bytes.items() if where in self.links)
 
     def ceiling_set(self, device: str) -> CeilingSet:
-        """Return these ceilings as those of the device of this name."""
         peaks = {dtype: ceiling.per_s for dtype, ceiling in self.compute.items()}
         return CeilingSet(f"{device}, measured", self.memory_bytes_per_s, peaks)
 

@@ -131,7 +131,6 @@ class Facts(MergedFacts):
         return [key for key in self.grid.keys if self.repetitions.get(key.cell)]
 
     def medians_s(self) -> dict[CellKey, float]:
-        """Return the median seconds of every measured step."""
         return {
             key: statistics.median(chain.from_iterable(phase_samples(key.phase, self.repetitions[key.cell])))
             for key in self.measured

@@ -62,7 +62,6 @@ class Step:
 
     @property
     def tokens(self) -> Count:
-        """Tokens processed in this step."""
         return self.batch * self.query
 
     @property
@@ -168,7 +167,6 @@ class Work:
         return Work(**summed)
 
     def __mul__(self, times: Count) -> Work:
-        """Return this work multiplied by `times`."""
         mine = vars(self)
         scaled: dict[str, Any] = {name: mine[name] * times for name in _AMOUNTS}
         causes = {name: {cause: part * times for cause, part in mine[name].items()} for name in _BY_CAUSE}
