@@ -207,8 +207,6 @@ class StoredWeight:
     """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: never."""
     fused_rows: tuple[tuple[int, int], ...] = ()
     """Ranges of more rows, (first, last), for which the kernel unpacks the weight while it multiplies nevertheless."""
-    transposed: bool = False
-    """Whether its shape is inputs x outputs (GPT-2's Conv1D)."""
 
     @property
     def bits_per_weight(self) -> float:
