@@ -166,8 +166,7 @@ def _timed(record: Record) -> Iterator[Figure]:
 def seconds_at(record: Record, paths: str, tokens: float | None = None) -> Measured | None:
     """The first time at one of `paths` in seconds; None if it was not measured.
 
-    A path may end with a unit: `prompt_ms:ms`. `rate:/s` is of `tokens` per second. Raises RequestError for what is no
-    time.
+    A path may end with a unit, `prompt_ms:ms`; `rate:/s` is of `tokens` per second. Raises RequestError for no time.
     """
     for path, _, unit in (each.partition(":") for each in paths.split(" | ")):
         value = inner(record, path)
