@@ -57,10 +57,6 @@ class ModelFacts:
     """transformers' implementation of the experts; None without experts."""
 
     @property
-    def offloaded(self) -> bool:
-        return bool(self.offloaded_bytes)
-
-    @property
     def precision(self) -> str:
         """Such as `bfloat16`, or `bfloat16, nf4`."""
         return self.dtype if self.quant == "none" else f"{self.dtype}, {self.quant}"

@@ -69,10 +69,6 @@ class Step:
         """The step that runs only the new tokens whose logits are requested, after all others."""
         return replace(self, query=self.requested, context=self.context + self.query - self.requested)
 
-    def decoding(self, batch: Count, new_tokens: Count) -> Step:
-        """The last of `new_tokens` decode steps of `batch` sequences after this prefill."""
-        return replace(self, batch=batch, query=1, context=self.context + self.query - 1 + new_tokens)
-
 
 UNFUSED_KERNEL = "math"
 Heads = Literal["grouped", "packed", "repeated"]
