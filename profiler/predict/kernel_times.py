@@ -75,7 +75,8 @@ class Kernels:
 
     def __init__(self, measured: MeasuredCells, device: DeviceRates) -> None:
         replayed, steps = measured.replayed, measured.demanded.steps
-        self.lines, self.conversions = _lines([each for each in (replayed, measured.between) if each], device)
+        parts = [each for each in (replayed, measured.between) if each]
+        self.lines, self.conversions = (_lines(parts, device, converting=converting) for converting in (False, True))
         self.surfaces: dict[str, tuple[Surface, float]] = {}
         for column in measured.demanded.columns:
             if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
@@ -88,11 +89,11 @@ class Kernels:
         rest = replayed.seconds.get(REST, np.zeros(len(steps)))
         if (replayed_at := rest > 0).any():
             self.least_small_s = float(rest[replayed_at].min())
-            parts = (
+            unpaid = (
                 unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
                 for column in measured.demanded.columns
             )
-            ceilings_s = np.maximum(sum(parts, np.zeros(len(steps))), self.least_small_s)
+            ceilings_s = np.maximum(sum(unpaid, np.zeros(len(steps))), self.least_small_s)
             self.small = Line(steps.tokens[replayed_at], rest[replayed_at], ceilings_s[replayed_at])
             # On a CPU they are not replayed for decode steps, in which they are negligible next to overhead.
             self.small_in_decode = bool((replayed_at & ~steps.prefill).any())
@@ -127,22 +128,18 @@ class Kernels:
         return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_CEILING_S))
 
 
-def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
-    """(kernel times, conversion times) over rows, by operator, from all its replays."""
-    points: tuple[dict[str, list[tuple[Array, Array, Array]]], ...] = ({}, {})
+def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates, *, converting: bool) -> dict[str, Line]:
+    """The times of kernels, or of conversions, over rows, by operator, from all its replays."""
+    points: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
-        for column in (column for column in part.demanded.columns if not column.is_attention):
-            ceiling_s = _instance_ceiling_s(column, part.demanded, device)
-            ceilings_s = (ceiling_s, np.full(len(ceiling_s), NO_CEILING_S))
-            for by_operator, seconds, own_s in zip(points, (part.seconds, part.conversion_s), ceilings_s, strict=True):
-                if (at := _replayed_steps(seconds, column)) is not None:
-                    new = column.rows[at], seconds[column.operator][at], own_s[at]
-                    by_operator.setdefault(column.operator, []).append(new)
-    kernels, conversions = (
-        {name: Line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
-        for by_operator in points
-    )
-    return kernels, conversions
+        seconds = part.conversion_s if converting else part.seconds
+        for column in part.demanded.columns:
+            if not column.is_attention and (at := _replayed_steps(seconds, column)) is not None:
+                own_s = _instance_ceiling_s(column, part.demanded, device)
+                ceiling_s = np.full(len(own_s), NO_CEILING_S) if converting else own_s
+                new = column.rows[at], seconds[column.operator][at], ceiling_s[at]
+                points.setdefault(column.operator, []).append(new)
+    return {name: Line(*map(np.concatenate, zip(*each, strict=True))) for name, each in points.items()}
 
 
 def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
