@@ -55,7 +55,7 @@ def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
         rows = [[*work[n][:3], *of_gpu[n]] for n in points]
         tables.append(Lines(["", f"{gpu.ceilings.name}: {scaled(gpu.ceilings.bytes_per_s, 'B/s')}"]))
         tables.append(text_table(_GPU_COLUMNS, rows, texts=("bound by",), groups=starts))
-        tables.append(Lines(_memory_notes(gpu)))
+        tables.append(Lines(list(_memory_notes(gpu))))
     fitting = {gpu.ceilings.name: bool(gpu.runs.any()) for gpu in grid.gpus}
     names = (gpu.ceilings.name.removesuffix(", datasheet") for gpu in grid.gpus[:_MOST_GPUS])
     brief = text_table(
@@ -92,19 +92,15 @@ def next_step(
     return Lines([f"next: {step}"])
 
 
-def _memory_notes(gpu: GpuFloors) -> list[str]:
-    room_bytes, needs_bytes = gpu.ceilings.room_bytes, gpu.need.peak_bytes
-    notes = []
+def _memory_notes(gpu: GpuFloors) -> Iterator[str]:
     if gpu.tight.any():
         safe_bytes = gpu.need.safe_bytes[gpu.tight].max() / SURE_SHARE
-        notes.append(f"{CLOSE}; {scaled(safe_bytes, 'B')} of free memory are enough for these")
+        yield f"{CLOSE}; {scaled(safe_bytes, 'B')} of free memory are enough for these"
     if gpu.in_chunks.any():
-        notes.append(IN_CHUNKS)
+        yield IN_CHUNKS
     if not gpu.runs.all():
-        least = scaled(needs_bytes[~gpu.runs].min(), "B")
-        sizes = f"the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {least}"
-        notes.append(f"does not fit: {sizes}; {NEEDS_LESS}")
-    return notes
+        has, least = scaled(gpu.ceilings.room_bytes, "B"), scaled(gpu.need.peak_bytes[~gpu.runs].min(), "B")
+        yield f"does not fit: the GPU has {has}, and the least of these needs {least}; {NEEDS_LESS}"
 
 
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:

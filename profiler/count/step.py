@@ -13,8 +13,7 @@ from profiler.counting.floor import CLOSE, IN_CHUNKS, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork
 from profiler.data.free_memory import SURE_SHARE
-from profiler.facts.operators import GemmShape
-from profiler.facts.step import bytes_by_kind, plain_number
+from profiler.facts.operators import Amount, GemmShape
 from profiler.json_document import view
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, several, short_count, significant
@@ -51,39 +50,36 @@ def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Sec
 
 
 def _totals(counted: StepCount) -> list[str]:
-    work, step = counted.work, counted.step
-    verified = counted.phase == "decode" and int(step.query) > 1
-    moved = bytes_by_kind(work)
+    tokens, moved, executed = int(counted.query_tokens), counted.bytes, counted.executed_bytes
+    verified = counted.phase == "decode" and tokens > 1
     quant = "" if counted.quant == "none" else f" {counted.quant}"
     parts = ", ".join(
         f"{name.replace('_', ' ').replace('kv', 'KV')} {scaled(value, 'B')}"
         for name, value in moved.items()
         if value and name != "total"
     )
-    redundant = ", ".join(
-        f"{cause} {scaled(float(value), 'B')}" for cause, value in work.redundant_bytes.items() if value
-    )
+    redundant = ", ".join(f"{cause} {scaled(value, 'B')}" for cause, value in executed.redundant.items() if value)
     return [
         f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
-        f" {counted.phase} at batch {step.batch}: {several(int(step.query), 'token', 'tokens')} each"
-        + (f" after {step.context} cached" if step.context else "")
-        + (f", {several(int(step.query) - 1, 'draft', 'drafts')} verified" if verified else ""),
-        f"model work: {plain_number(work.model_flops):,} FLOPs over {moved['total']:,.0f} bytes,"
-        f" intensity {significant(float(work.intensity), 4)} FLOP/byte",
+        f" {counted.phase} at batch {counted.batch}: {several(tokens, 'token', 'tokens')} each"
+        + (f" after {counted.context_tokens} cached" if counted.context_tokens else "")
+        + (f", {several(tokens - 1, 'draft', 'drafts')} verified" if verified else ""),
+        f"model work: {counted.model_flops:,} FLOPs over {moved['total']:,.0f} bytes,"
+        f" intensity {significant(counted.intensity, 4)} FLOP/byte",
         f"            {parts}",
-        f"executed:   {plain_number(work.executed_flops):,} FLOPs over up to {scaled(float(work.executed_bytes), 'B')}"
+        f"executed:   {counted.executed_flops:,} FLOPs over up to {scaled(executed.total, 'B')}"
         + (f"; redundant: {redundant}" if redundant else ""),
         *_stored(counted),
-        *(_prefix(counted.prefix, int(step.batch)) if counted.prefix else []),
+        *([_prefix(counted.prefix, counted.batch)] if counted.prefix else []),
         *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
     ]
 
 
-def _prefix(prefix: SharedPrefix, batch: int) -> list[str]:
+def _prefix(prefix: SharedPrefix, batch: Amount) -> str:
     saved = f"{scaled(prefix.saved_flops, '')} FLOPs ({percent(prefix.saved_share)}) of the prefill"
     kept = f"{scaled(prefix.cache_bytes, 'B')} of KV cache in place of {scaled(prefix.unshared_cache_bytes, 'B')}"
     once = "" if batch == 1 else "; a step is counted as if it read the prefix once for all sequences"
-    return [f"prefix:     its {prefix.tokens} tokens save {saved}; {kept}{once}"]
+    return f"prefix:     its {prefix.tokens} tokens save {saved}; {kept}{once}"
 
 
 def _tower(work: ModelWork) -> str:
@@ -159,19 +155,17 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
     return text_table(headings, rows, texts=("bound by",))
 
 
-def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
-    lines = []
+def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> Iterator[str]:
     for gpu in gpus:
         if gpu.refusal:
-            lines.append(gpu.refusal)
+            yield gpu.refusal
             continue
         if gpu.in_chunks:
-            lines.append(f"{gpu.gpu}: {IN_CHUNKS}")
+            yield f"{gpu.gpu}: {IN_CHUNKS}"
         if gpu.tight:
-            lines.append(f"{gpu.gpu}: {CLOSE}; {scaled(gpu.safe_bytes / SURE_SHARE, 'B')} of free memory are enough")
+            yield f"{gpu.gpu}: {CLOSE}; {scaled(gpu.safe_bytes / SURE_SHARE, 'B')} of free memory are enough"
         if gpu.dtype != dtype:
-            lines.append(f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}")
-    return lines
+            yield f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}"
 
 
 def _verifying(gpus: Sequence[GpuRow]) -> Iterator[str]:
@@ -201,7 +195,6 @@ _CSV_COLUMNS = ("name", "group", "count", "dtype", "model_flops", "executed_flop
 
 
 def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> CountDocument:
-    """Return the document of a counted step."""
     return view(CountDocument, counted, numbers=numbers)
 
 

@@ -51,7 +51,6 @@ class AttentionCore(Operator):
         return self.latent_dim if self.latent_dim is not None else self.kv_heads * (self.qk_dim + self.v_dim)
 
     def cache(self, path: ExecutionPath) -> Cache:
-        """Return the cache of one of these layers."""
         return cache_of(path, self.itemsize, None if self.caches_all else self.window)
 
     def seen_keys(self, tokens: Count) -> Any:

@@ -119,7 +119,6 @@ class QuantizedCache(Cache):
 
 
 def cache_of(path: ExecutionPath, itemsize: int, window: int | None) -> Cache:
-    """Return the cache of a layer on an execution path."""
     if path.cache_format is not None:
         return QuantizedCache(itemsize, window, path.cache_format, path.residual_tokens)
     if path.cache == "static":

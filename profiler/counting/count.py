@@ -164,8 +164,6 @@ class CountDocument(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class StepCount(CountDocument):
-    """The counted work of one step."""
-
     step: Step
     work: Work
     whole: CountedModel | None

@@ -105,13 +105,9 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
             if cache is None:
                 raise ValueError(f"{type(model).__name__} has no cache, so it has no decode step")
             options[argument_name(model)] = cache
-        grouped = (
-            getattr(torch.ops.aten, "_grouped_mm", None),
-            getattr(torch.ops.transformers, "grouped_mm_fallback", None),
-        )
-        formulas = {operator: _grouped_flops for operator in grouped if operator is not None}
-        counter = FlopCounterMode(display=False, custom_mapping=formulas)
-        with counter:
+        places = ((torch.ops.aten, "_grouped_mm"), (torch.ops.transformers, "grouped_mm_fallback"))
+        formulas = {getattr(of, name): _grouped_flops for of, name in places if hasattr(of, name)}
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
     totals = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name != "Global"}
     root = type(model).__name__

@@ -60,8 +60,6 @@ class Call:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call takes."""
-
     keys: Any
     """Keys per sequence that it reads."""
     pairs: Any

@@ -105,7 +105,8 @@ def memory_need(
     newest: Any = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
     kept_bytes = cache_bytes(work, sequences, cached, replace(path, residual_tokens=newest), shared=prefill.shared)
     peaks_bytes = _prefill_peaks(work, prefill, path, sequences)
-    last_step, last_path = prefill.decoding(sequences, new_tokens), replace(path, static_cache_len=cached)
+    last_path = replace(path, static_cache_len=cached)
+    last_step = replace(prefill, batch=sequences, query=1, context=cached - 1)
     last_peaks = [core.cost(last_step, last_path).scratch_bytes for core in cores]
     last_peaks += [indexer.scratch_bytes(last_step) for indexer in work.of_kind(Indexer)]
     last_peaks += [bank.gathered_bytes(last_step, last_path) for bank in work.of_kind(Experts)]

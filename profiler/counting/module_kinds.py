@@ -227,14 +227,15 @@ def window_of(config: Any, module: Any) -> int | None:
     if kind == "full_attention" or getattr(module, "is_sliding", None) is False:
         return None
     if kind == "chunked_attention":
-        return _positive(getattr(config, "attention_chunk_size", None))
-    if is_local(module):
-        return int(config.window_size)
-    if hasattr(module, "sliding_window"):
-        return _positive(module.sliding_window)
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    return _positive(getattr(config, "sliding_window", None))
+        window = getattr(config, "attention_chunk_size", None)
+    elif is_local(module):
+        window = config.window_size
+    elif hasattr(module, "sliding_window"):
+        window = module.sliding_window
+    else:
+        is_used = getattr(config, "use_sliding_window", True) is not False
+        window = getattr(config, "sliding_window", None) if is_used else None
+    return int(window) if window else None
 
 
 def layer_type(config: Any, module: Any) -> str | None:
@@ -246,10 +247,6 @@ def layer_type(config: Any, module: Any) -> str | None:
 def is_local(module: Any) -> bool:
     """Return whether attention has GPT-Neo's window, which its mask has and its cache has not."""
     return getattr(module, "attention_type", None) == "local"
-
-
-def _positive(value: Any) -> int | None:
-    return int(value) if value else None
 
 
 def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:

@@ -336,7 +336,6 @@ class ModelWork:
         return self.understood_params / self.params if self.params else 1.0
 
     def of_kind(self, kind: type[Kind]) -> list[Kind]:
-        """Return the operators of a class."""
         return [operator for operator in self.operators if isinstance(operator, kind)]
 
     def work(self, step: Step, path: ExecutionPath | None = None) -> Work:

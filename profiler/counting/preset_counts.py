@@ -42,8 +42,6 @@ class Dtype:
 
 @dataclass(frozen=True)
 class CountedModel:
-    """A model counted from its config."""
-
     work: ModelWork
     weight_bytes: int
     """Bytes of all parameters and buffers in memory; tied ones count once."""

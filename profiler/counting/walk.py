@@ -97,7 +97,6 @@ LinearKey = tuple[str, int, int]
 
 
 def linear_key(operator: Linear) -> LinearKey:
-    """Return the key of a Linear operator in `linear_modules`."""
     return operator.name, operator.weight.in_features, operator.weight.out_features
 
 

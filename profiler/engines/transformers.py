@@ -320,8 +320,6 @@ class GenerateEngine(EagerEngine):
 
 @dataclass
 class PaddedState(DecodeState):
-    """A state with the mask of its padding."""
-
     mask_BS: torch.Tensor  # noqa: N815  [batch, cached], 0 at padding
     position_B1: torch.Tensor  # noqa: N815  [batch, 1], of the last token
 

@@ -34,8 +34,6 @@ _LOOPS, _LOOPS_S = 3, 2.0
 
 
 class VllmEngine(Engine):
-    """vLLM's offline engine in this process."""
-
     name: ClassVar[str] = "vllm"
     cache: ClassVar[CacheKind] = "paged"
     hookable: ClassVar[bool] = False

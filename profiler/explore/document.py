@@ -51,8 +51,6 @@ class StepColumns:
 
 @dataclass(frozen=True)
 class FormatColumns:
-    """A model in one format."""
-
     quant: str
     weight_bytes: int
     cache_bytes: int

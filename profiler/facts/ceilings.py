@@ -199,7 +199,6 @@ class Ceilings(Fact, kind="roofs"):
         return sum(nbytes / self.links[where].per_s for where, nbytes in waiting_bytes.items() if where in self.links)
 
     def ceiling_set(self, device: str) -> CeilingSet:
-        """Return these ceilings as those of the device of this name."""
         peaks = {dtype: ceiling.per_s for dtype, ceiling in self.compute.items()}
         return CeilingSet(f"{device}, measured", self.memory_bytes_per_s, peaks)
 
@@ -233,8 +232,7 @@ class Ceilings(Fact, kind="roofs"):
         return memory_ceiling(self.memory)
 
     def memory_bytes_per_s_for(self, working_set_bytes: Any) -> Any:
-        """Return the bandwidth for a working set that is read repeatedly, a number or an array: a cache's, or the
-        ceiling.
+        """Return the bandwidth for working sets that are read repeatedly, a number or an array: a cache's, or memory's.
 
         A model that fits a cache is not bound by memory. The nearest larger size of the curve decides, by its speed
         relative to the end of the curve, since a shared machine may have changed between curve and ceiling.

@@ -74,7 +74,6 @@ class MergedFacts:
     """Facts whose class has no merge rule, in the order of measurement."""
 
     def add(self, fact: Fact) -> None:
-        """Add a fact by the rule of its class."""
         fact.merge_into(self)
 
     def every(self, kind: type[F]) -> list[F]:

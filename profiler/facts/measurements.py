@@ -77,16 +77,12 @@ class Activity(Fact, kind="activity", into="activity"):
 
 @dataclass(frozen=True, slots=True)
 class CellPeak:
-    """The predicted peak memory of a cell."""
-
     cell: Cell
     peak_bytes: int
 
 
 @dataclass(frozen=True)
 class PredictedPeaks(Fact, kind="predicted_peaks"):
-    """The predicted peak memory of every cell of the grid."""
-
     peaks: tuple[CellPeak, ...]
 
     def merge_into(self, merged: MergedFacts) -> None:

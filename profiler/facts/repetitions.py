@@ -64,12 +64,10 @@ class Repetition(Fact, kind="visit"):
 
     @property
     def prefills_s(self) -> tuple[float, ...]:
-        """Seconds of all timed prefills."""
         return () if self.prefill_s is None else (*self.more_prefill_s, self.prefill_s)
 
     @property
     def ttfts_s(self) -> tuple[float, ...]:
-        """All times to first token."""
         return self.more_ttft_s if self.ttft_s is None else (*self.more_ttft_s, self.ttft_s)
 
     def spans(self, phase: Phase) -> list[tuple[float, float]]:

@@ -57,10 +57,6 @@ class ModelFacts:
     """transformers' implementation of the experts; None without experts."""
 
     @property
-    def offloaded(self) -> bool:
-        return bool(self.offloaded_bytes)
-
-    @property
     def precision(self) -> str:
         """Such as `bfloat16`, or `bfloat16, nf4`."""
         return self.dtype if self.quant == "none" else f"{self.dtype}, {self.quant}"
@@ -131,7 +127,6 @@ class Facts(MergedFacts):
         return [key for key in self.grid.keys if self.repetitions.get(key.cell)]
 
     def medians_s(self) -> dict[CellKey, float]:
-        """Return the median seconds of every measured step."""
         return {
             key: statistics.median(chain.from_iterable(phase_samples(key.phase, self.repetitions[key.cell])))
             for key in self.measured

@@ -62,17 +62,12 @@ class Step:
 
     @property
     def tokens(self) -> Count:
-        """Tokens processed in this step."""
         return self.batch * self.query
 
     @property
     def last_positions(self) -> Step:
         """The step that runs only the new tokens whose logits are requested, after all others."""
         return replace(self, query=self.requested, context=self.context + self.query - self.requested)
-
-    def decoding(self, batch: Count, new_tokens: Count) -> Step:
-        """The last of `new_tokens` decode steps of `batch` sequences after this prefill."""
-        return replace(self, batch=batch, query=1, context=self.context + self.query - 1 + new_tokens)
 
 
 UNFUSED_KERNEL = "math"
@@ -168,7 +163,6 @@ class Work:
         return Work(**summed)
 
     def __mul__(self, times: Count) -> Work:
-        """Return this work multiplied by `times`."""
         mine = vars(self)
         scaled: dict[str, Any] = {name: mine[name] * times for name in _AMOUNTS}
         causes = {name: {cause: part * times for cause, part in mine[name].items()} for name in _BY_CAUSE}
@@ -209,8 +203,6 @@ class StoredWeight:
     """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: never."""
     fused_rows: tuple[tuple[int, int], ...] = ()
     """Ranges of more rows, (first, last), for which the kernel unpacks the weight while it multiplies nevertheless."""
-    transposed: bool = False
-    """Whether its shape is inputs x outputs (GPT-2's Conv1D)."""
 
     @property
     def bits_per_weight(self) -> float:

@@ -183,8 +183,6 @@ _EXPLAINED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BusyProcess:
-    """A process and the cores that it kept busy."""
-
     name: str
     pid: int
     cores: float

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from profiler.counting.cache import counted_model
 from profiler.counting.walk import walk
@@ -32,9 +31,8 @@ from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
 from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant
+from profiler.quant.registry import FORMATS, check_packed_dtype, known_quant
 from profiler.quant.stored_formats import quant_of
-from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
 
@@ -56,7 +54,7 @@ class RunFacts:
 def run_facts(folder: Path, engine: str = "") -> RunFacts:
     """Read a run folder, count its model and fit its cells of `engine`, or of its first engine if that did not run.
 
-    Raises RunError if the folder lacks facts or is one rank's share.
+    Raises RunError if the folder lacks facts or a config.json, or is one rank's share.
     """
     document = read_document(folder)
     if document.ranks > 1:
@@ -64,8 +62,13 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     facts = read_facts(folder, document, read_gathered(folder))
     run = Run(folder, document, read_results(folder))
     chosen = engine if engine in document.engine.names else document.engine.names[0]
+    try:
+        content = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise RunError(f"{folder} has no readable {CONFIG_FILE}, so its cells cannot be counted.") from None
+    model, config = document.model, config_from(content, str(folder / CONFIG_FILE))
     with quiet_libraries():
-        module = meta_model_of(folder, document)
+        module = build_on_meta(config, DTYPES[model.dtype], model.quant if model.quant in FORMATS else "none")
         work = walk(module)
     paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
     if not facts.ceilings.judges:
@@ -78,18 +81,6 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     if trained is None:
         raise RunError(f"{folder} has no cell with a number: there is nothing to forecast from.")
     return RunFacts(run, facts, chosen, trained, demanded, most_positions(module.config))
-
-
-def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
-    """Build a run's model on the meta device from its config.json. Raises RunError if that cannot be read."""
-    path, model = folder / CONFIG_FILE, document.model
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise RunError(f"{folder} has no readable {CONFIG_FILE}, so its cells cannot be counted.") from None
-    quant: Quant = model.quant if model.quant in FORMATS else "none"
-    config = config_from(content, str(path))
-    return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
 _LARGER_BATCHES = (2, 4)

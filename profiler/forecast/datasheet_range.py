@@ -66,18 +66,17 @@ DECIDING_WIDTH = 2.0
 Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100, H100, B200: gpus.csv)."""
 
 
-def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
+def _too_wide(cells: Sequence[ForecastCell]) -> Iterator[str]:
     wide = []
     for phase in PHASES:
         widths = [cell.high_s / cell.low_s for cell in cells if cell.phase == phase]
         if widths and (width := statistics.median(widths)) > DECIDING_WIDTH:
             wide.append(f"{width:.1f} times for {phase}")
-    if not wide:
-        return []
-    return [
-        f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ by"
-        " less. A run on the GPU narrows it."
-    ]
+    if wide:
+        yield (
+            f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ"
+            " by less. A run on the GPU narrows it."
+        )
 
 
 def _notes(counted: CountedModel, quant: Quant) -> Iterator[str]:

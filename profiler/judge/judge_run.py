@@ -295,7 +295,7 @@ def _measurement(
         cell,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
         ceilings=ceilings_of(facts, key),
-        offloaded=facts.model.offloaded,
+        offloaded=bool(facts.model.offloaded_bytes),
         cache_resident=facts.ceilings.cache_resident(nbytes),
         graph_step_s=_graph_step_s(facts, key, terms.latency_s),
         batch_side=sides.get("batch", ""),

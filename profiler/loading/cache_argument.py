@@ -24,7 +24,6 @@ def given_cache(named: Mapping[str, Any]) -> Any:
 
 
 def without_cache(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's keyword arguments without the cache."""
     return {name: value for name, value in named.items() if name not in _NAMES}
 
 

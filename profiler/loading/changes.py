@@ -212,5 +212,4 @@ CHANGES: tuple[Callable[[Circumstances], Iterator[Change]], ...] = (_weights, _c
 
 
 def possible_changes(here: Circumstances) -> list[Change]:
-    """Return the changes that work here, as they are written here."""
     return [change for of_kind in CHANGES for change in of_kind(here)]

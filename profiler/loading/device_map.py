@@ -14,7 +14,7 @@ from torch import nn
 from profiler.data.free_memory import room_bytes
 from profiler.device.memory import available_bytes, storage_bytes
 from profiler.errors import ModelError
-from profiler.quant.registry import library_of
+from profiler.quant.registry import Quant, library_of
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ OtherBytesOf = Callable[[nn.Module], int]
 
 
 def plan_device_map(
-    module: nn.Module, device: torch.device, *, quantised: bool, other_bytes: int = 0
+    module: nn.Module, device: torch.device, quant: Quant = "none", other_bytes_of: OtherBytesOf = lambda _: 0
 ) -> DeviceMap | None:
     """Return accelerate's automatic placement of `module` (on meta), or None if it fits on `device`.
 
-    It fits with the `other_bytes` that a step needs. A CUDA device spills to host memory and then to disk, a CPU to
-    disk. Raises ModelError if the disk is too small, or for bitsandbytes weights there, which are not supported.
+    It fits with the other bytes that a step needs. A CUDA device spills to host memory and then to disk, a CPU to
+    disk. Raises ModelError if the disk is too small, or for quantised weights there, which are not supported.
     """
     weight_bytes = planned_weight_bytes(module)
-    for_weights_bytes = max(0, room_here_bytes(device) - other_bytes)
+    for_weights_bytes = max(0, room_here_bytes(device) - other_bytes_of(module))
     if weight_bytes <= for_weights_bytes:
         return None
     from accelerate import infer_auto_device_map
@@ -66,10 +66,10 @@ def plan_device_map(
         return DeviceMap(device_map, None)
     folder = tempfile.TemporaryDirectory(prefix="roofscope-offload-", ignore_cleanup_errors=True)
     disk_bytes = shutil.disk_usage(folder.name).free
-    if quantised or weight_bytes > disk_bytes + for_weights_bytes:
+    if quant != "none" or weight_bytes > disk_bytes + for_weights_bytes:
         folder.cleanup()
         reason = f"the disk has {disk_bytes / 1e9:.1f} GB free"
-        if quantised:
+        if quant != "none":
             reason = "bitsandbytes weights cannot be offloaded to disk"
         raise ModelError(
             f"the weights need {weight_bytes / 1e9:.1f} GB, but {for_weights_bytes / 1e9:.1f} GB are free in"

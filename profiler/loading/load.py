@@ -110,9 +110,7 @@ def _load_checkpoint(
         extra["quantization_config"] = library().config(
             request.quant, request.dtype, request.quant_options, planned, request.device
         )
-    placement = plan_device_map(
-        planned, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(planned)
-    )
+    placement = plan_device_map(planned, request.device, request.quant, other_bytes_of)
     del planned
     if placement is not None and placement.folder is not None:
         extra["offload_folder"] = placement.folder.name

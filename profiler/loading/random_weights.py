@@ -30,9 +30,7 @@ def build_random(
         form = library().config(request.quant, request.dtype, request.quant_options, module, request.device)
         module.hf_quantizer = AutoHfQuantizer.from_config(form, pre_quantized=False)
     module.tie_weights()
-    placement = plan_device_map(
-        module, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(module)
-    )
+    placement = plan_device_map(module, request.device, request.quant, other_bytes_of)
     torch.manual_seed(0)
     on_disk = _materialise(module, request.device, placement)
     module.tie_weights()

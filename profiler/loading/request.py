@@ -49,8 +49,6 @@ class CheckpointFit:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model, ready to step."""
-
     module: nn.Module
     request: ModelRequest
     load_s: float

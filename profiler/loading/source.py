@@ -155,10 +155,8 @@ def weight_files(folder: Path) -> list[Path]:
         ("*.safetensors", "model.safetensors.index.json"),
         ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
     ):
-        files = sorted(folder.glob(pattern))
         index = folder / index_name
-        if index.is_file():
-            files = _indexed_files(index)
+        files = _indexed_files(index) if index.is_file() else sorted(folder.glob(pattern))
         if files:
             return files
     return []

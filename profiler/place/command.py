@@ -147,7 +147,12 @@ def place(
     if link and gpus == 1:
         raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
     between = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
-    shared, unknown_link = _shared(source, gpus, between) if between else (None, [])
+    shared, unknown_link = None, []
+    if between:
+        try:  # messages have the activations' width, so those of packed weights are counted with dense ones
+            shared = counted_model(source, "bfloat16", rented=True, ranks=gpus).work, between
+        except (RequestError, ModelError) as error:
+            unknown_link = [f"the time of the link between {gpus} GPUs is not known: {error}"]
     name, free_bytes = sheet.gpu if sheet else under.device, (under.room_bytes or math.inf) * stages
     setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared)
     figures = [_completed(setup, figure) for figure in figures]
@@ -221,17 +226,6 @@ def _counted(source: ModelSource, quant: str, form: str) -> tuple[CountedModel, 
         counted, quant = counted_model(source, quant=form, rented=True), form
     is_packed = quant == "fp8" and counted.work.of_kind(Experts)
     return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
-
-
-def _shared(source: ModelSource, gpus: int, link: Link) -> tuple[tuple[ModelWork, Link] | None, list[str]]:
-    """(the work of one of several GPUs with their link, a warning if it is not known).
-
-    Messages have the activations' width, so those of packed weights are counted with dense ones.
-    """
-    try:
-        return (counted_model(source, "bfloat16", rented=True, ranks=gpus).work, link), []
-    except (RequestError, ModelError) as error:
-        return None, [f"the time of the link between {gpus} GPUs is not known: {error}"]
 
 
 def _tokens(figure: Figure) -> int:

@@ -67,40 +67,47 @@ class MeasuredCells(Columnar):
 class Kernels:
     """Kernel times of a model at new shapes, interpolated from a run's replays.
 
-    By operator, `lines` and `conversions` are over rows, and `surfaces` (attention) over batch, query and depth.
+    By operator, `lines` and `conversions` are over rows. `surfaces` (attention) are over batch, query and depth, of
+    log(time / (ceiling + shortest time)), with the shortest time measured, which is that of a call or a launch.
     `small` are all kernels that are not replayed individually, over tokens; None if they were not replayed. Their
     ceiling is the larger of their traffic from memory and their shortest time.
     """
 
     def __init__(self, measured: MeasuredCells, device: DeviceRates) -> None:
         replayed, steps = measured.replayed, measured.demanded.steps
-        self.lines, self.conversions = _lines([each for each in (replayed, measured.between) if each], device)
-        self.surfaces: dict[str, KernelSurface] = {}
+        parts = [each for each in (replayed, measured.between) if each]
+        self.lines, self.conversions = (_lines(parts, device, converting=converting) for converting in (False, True))
+        self.surfaces: dict[str, tuple[Surface, float]] = {}
         for column in measured.demanded.columns:
             if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
                 seconds = replayed.seconds[column.operator][replayed_at]
                 ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
                 least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
                 fitted = Surface(octaves(steps.at(replayed_at)), np.log(seconds / (ceiling_s + least_s)), noise)
-                self.surfaces[column.operator] = KernelSurface(fitted, least_s)
+                self.surfaces[column.operator] = fitted, least_s
         self.small: Line | None = None
         rest = replayed.seconds.get(REST, np.zeros(len(steps)))
         if (replayed_at := rest > 0).any():
             self.least_small_s = float(rest[replayed_at].min())
-            parts = (
+            unpaid = (
                 unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
                 for column in measured.demanded.columns
             )
-            ceilings_s = np.maximum(sum(parts, np.zeros(len(steps))), self.least_small_s)
+            ceilings_s = np.maximum(sum(unpaid, np.zeros(len(steps))), self.least_small_s)
             self.small = Line(steps.tokens[replayed_at], rest[replayed_at], ceilings_s[replayed_at])
             # On a CPU they are not replayed for decode steps, in which they are negligible next to overhead.
             self.small_in_decode = bool((replayed_at & ~steps.prefill).any())
 
     def seconds(self, column: OperatorColumn, steps: StepArrays, ceiling_s: Array) -> Array | None:
-        """Seconds [n] of one instance at each step with ceilings `ceiling_s` [n]; None for an operator without
-        replays."""
+        """Seconds [n] of one instance at each step, at least its ceiling `ceiling_s` [n]; None without replays.
+
+        Beyond the measured sizes the ratio to the ceiling is constant.
+        """
         if column.operator in self.surfaces:
-            return self.surfaces[column.operator].seconds(octaves(steps), ceiling_s)
+            surface, least_s = self.surfaces[column.operator]
+            least, most = (of(surface.points, axis=0) for of in (np.min, np.max))
+            log_ratio, _ = surface.value(np.clip(octaves(steps), least, most))
+            return np.asarray(np.maximum(ceiling_s, np.exp(log_ratio) * (ceiling_s + least_s)))
         times = self.lines.get(column.operator)
         return None if times is None else times.seconds(column.rows, ceiling_s)
 
@@ -121,22 +128,18 @@ class Kernels:
         return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_CEILING_S))
 
 
-def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
-    """(kernel times, conversion times) over rows, by operator, from all its replays."""
-    points: tuple[dict[str, list[tuple[Array, Array, Array]]], ...] = ({}, {})
+def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates, *, converting: bool) -> dict[str, Line]:
+    """The times of kernels, or of conversions, over rows, by operator, from all its replays."""
+    points: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
-        for column in (column for column in part.demanded.columns if not column.is_attention):
-            ceiling_s = _instance_ceiling_s(column, part.demanded, device)
-            ceilings_s = (ceiling_s, np.full(len(ceiling_s), NO_CEILING_S))
-            for by_operator, seconds, own_s in zip(points, (part.seconds, part.conversion_s), ceilings_s, strict=True):
-                if (at := _replayed_steps(seconds, column)) is not None:
-                    new = column.rows[at], seconds[column.operator][at], own_s[at]
-                    by_operator.setdefault(column.operator, []).append(new)
-    kernels, conversions = (
-        {name: Line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
-        for by_operator in points
-    )
-    return kernels, conversions
+        seconds = part.conversion_s if converting else part.seconds
+        for column in part.demanded.columns:
+            if not column.is_attention and (at := _replayed_steps(seconds, column)) is not None:
+                own_s = _instance_ceiling_s(column, part.demanded, device)
+                ceiling_s = np.full(len(own_s), NO_CEILING_S) if converting else own_s
+                new = column.rows[at], seconds[column.operator][at], ceiling_s[at]
+                points.setdefault(column.operator, []).append(new)
+    return {name: Line(*map(np.concatenate, zip(*each, strict=True))) for name, each in points.items()}
 
 
 def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
@@ -245,21 +248,6 @@ def _correlation(left: Array, right: Array) -> Array:
     """exp(-d^2 / 2) [n, m], with distances d in length scales."""
     distance = sum((left[:, axis, None] - right[None, :, axis]) ** 2 for axis in range(left.shape[1]))
     return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
-
-
-@dataclass(frozen=True)
-class KernelSurface:
-    """Times of one kind of kernel: a surface of log(time / (ceiling + shortest time)) over sizes."""
-
-    surface: Surface
-    least_s: float
-    """The shortest time measured, which is that of a call or a launch."""
-
-    def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
-        """Seconds [n] at `sizes` [n, d], at least the ceiling; beyond the measured sizes the ratio is constant."""
-        measured = self.surface.points
-        log_ratio, _ = self.surface.value(np.clip(sizes, measured.min(axis=0), measured.max(axis=0)))
-        return np.asarray(np.maximum(ceiling_s, np.exp(log_ratio) * (ceiling_s + self.least_s)))
 
 
 class Line:

@@ -71,7 +71,6 @@ class StepArrays(Columnar):
         )
 
     def phase(self, index: int) -> Phase:
-        """The phase of one step."""
         return "prefill" if self.prefill[index] else "decode"
 
     @property

@@ -116,8 +116,7 @@ def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, facto
 def forecast_cells(
     forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], room_bytes: int
 ) -> tuple[ForecastCell, ...]:
-    """Forecast cells from arrays [n], latencies, ends of the intervals and the basis of each, and a device's free
-    memory."""
+    """Forecast cells from arrays [n]: latencies, ends of intervals, the basis of each; and a device's free bytes."""
     steps, need = forecast.demanded.steps, forecast.demanded.need
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
     names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]

@@ -94,10 +94,9 @@ def settle_four_bit(module: nn.Module, device: torch.device | None, format_name:
         if device is not None:
             layer.planned_device = device
         layer.support_avx512bf16_for_cpu &= device is not None and device.type == "cpu"
-        if not layer.support_avx512bf16_for_cpu:
-            continue
-        for side, tile in (("inputs", _FUSED_INPUTS), ("outputs", _FUSED_OUTPUTS)):
-            if (features := layer.in_features if side == "inputs" else layer.out_features) % tile:
+        sides = (("inputs", layer.in_features, _FUSED_INPUTS), ("outputs", layer.out_features, _FUSED_OUTPUTS))
+        for side, features, tile in sides:
+            if layer.support_avx512bf16_for_cpu and features % tile:
                 raise ModelError(
                     f"{format_name}: bitsandbytes' fused kernel on this CPU needs {side} in multiples of {tile},"
                     f" and {name} has {features}; {instead}."

@@ -76,7 +76,8 @@ def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Modul
         return PACKED_LINEARS[method](dense, own["bits"], size)
 
     for name, module in list(model.named_modules()):
-        banks = _banks(module)
+        params = module.named_parameters(recurse=False) if "expert" in type(module).__name__.lower() else ()
+        banks = {key: param for key, param in params if param.dim() == 3}  # each [experts, a, b] in any order
         if not (isinstance(module, nn.Linear) or banks) or module is head:
             continue
         is_dense = any(_is_part(part, name) for part in dense_parts) or not should_convert_module(name, dense_parts)
@@ -101,12 +102,6 @@ def _dynamic(options: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
         if re.match(pattern.removeprefix("+:").removeprefix("-:"), name):
             return None if pattern.startswith("-:") else own
     return {}
-
-
-def _banks(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of a layer's experts by name, each [experts, a, b] in any order; empty for other modules."""
-    params = module.named_parameters(recurse=False) if "expert" in type(module).__name__.lower() else ()
-    return {name: param for name, param in params if param.dim() == 3}
 
 
 def _expert_linears(banks: Mapping[str, torch.Tensor], hidden_size: int) -> dict[str, nn.Linear]:

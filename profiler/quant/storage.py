@@ -109,20 +109,13 @@ def model_storage_bytes(model: Any) -> int:
 
 def _matrix(module: Any) -> StoredWeight:
     """A matrix of floats; FP8 has a scale per tensor, row or block (DeepSeek-V3: `weight_scale_inv`, 128 x 128)."""
-    weight, transposed = module.weight, type(module).__name__ == "Conv1D"
-    outs, ins = reversed(weight.shape) if transposed else weight.shape
+    weight = module.weight
+    outs, ins = reversed(weight.shape) if type(module).__name__ == "Conv1D" else weight.shape  # GPT-2's is transposed
     name = str(weight.dtype).removeprefix("torch.")
     is_float8 = name.startswith("float8")
     scales = [getattr(module, key, None) for key in ("weight_scale_inv", "weight_scale")] if is_float8 else []
-    return StoredWeight(
-        format="float8" if is_float8 else name,
-        in_features=ins,
-        out_features=outs,
-        weight_bytes=weight.numel() * weight.element_size() + storage_bytes(scales),
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=weight.dtype,
-        transposed=transposed,
-    )
+    weight_bytes = weight.numel() * weight.element_size() + storage_bytes(scales)
+    return StoredWeight("float8" if is_float8 else name, ins, outs, weight_bytes, _bias_bytes(module), weight.dtype)
 
 
 def _packed(module: Any) -> StoredWeight:

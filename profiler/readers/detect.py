@@ -9,7 +9,7 @@ of cells.csv: cached tokens before a prefill, and at the middle step of a decode
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,18 +55,16 @@ def _csv_figure(row: Record) -> Figure:
     return Figure(covers, shape, time_s, Tokens(named, per_step), held, notes=notes)
 
 
-def _csv_records(source: Source) -> list[Record]:
+def _csv_records(source: Source) -> Iterator[Record]:
     """The rows that did not fail, each with its figure."""
     unknown = [escaped(name) for name in source.records[0] if name not in _KNOWN]
     remark = f"columns that are not read: {', '.join(unknown)}." if unknown else ""
-    records: list[Record] = []
     for number, row in enumerate(source.records, 1):
         try:
             if row.get("status") in (None, "", "ok"):
-                records.append({**row, "remark": remark, "figure": _csv_figure(row)})
+                yield {**row, "remark": remark, "figure": _csv_figure(row)}
         except RequestError as error:
             raise RequestError(f"row {number}: {error}") from None
-    return records
 
 
 CSV_TABLE = Format(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -39,19 +39,17 @@ class Format:
     """Its name in messages."""
     has: Collection[str]
     """Paths of keys that its first record has, whatever their values."""
-    records: Callable[[Source], Sequence[Record]] = lambda source: source.records
+    records: Callable[[Source], Iterable[Record]] = lambda source: source.records
     """The results in a file. Raises RequestError for several reports."""
     more: Callable[[Record], Record] = lambda record: {}
     """What a result says in more than a path, as further keys.
 
     `gpus` shared each step, `stages` of so many took turns, and its `remark` is about the whole file.
     """
-    figures: Callable[[Record], Sequence[Figure]] = lambda record: [record["figure"]]
+    figures: Callable[[Record], Iterable[Figure]] = lambda record: [record["figure"]]
     """The figures of one result; without a function it is its key `figure`."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
     """Caveats, by what a figure covers."""
-    repeats: int = 0
-    """How often a time was measured, if a file has no repetitions; 0: it does not say."""
     settings: Mapping[str, str] = field(default_factory=lambda: keys.SETTINGS)
     """Where the settings of a result are."""
     packed_dtype: str = ""
@@ -104,9 +102,8 @@ class Format:
         figures = []
         for record, own in zip(records, differing, strict=True):
             for each in self.figures(record):
-                time = replace(each.time, repeats=each.time.repeats or self.repeats)
                 notes = (*self.notes.get(each.covers, ()), *each.notes)
-                figures.append(replace(each, time=time, settings=own, notes=notes))
+                figures.append(replace(each, settings=own, notes=notes))
         return shared, figures
 
 
@@ -119,17 +116,18 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
     return [replace(first, time=Measured(median(all_s), values=all_s, repeats=len(all_s))) for first, all_s in pairs]
 
 
-def batches(record: Record) -> list[Figure]:
+def batches(record: Record) -> Iterator[Figure]:
     """The times of batches of a known shape. Raises RequestError for what is no time or shape.
 
     A record may have further keys: `cached`, the tokens before the prompt; `cached_once`, those that all sequences
     share; `prompts`, if fewer than the sequences; `cap`, the most sequences at a time; `loop`, the steps in a decode's
-    time; by what they cover, more `notes`; `bits` per weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
+    time; `repeats`, 0 if it does not say how often a time was measured; by what they cover, more `notes`; `bits` per
+    weight; `n_gpu_layers`; `on_host`, what was in the host's memory.
     """
     return _timed({"loop": 1, "acceptance": -1, **record})
 
 
-def request(record: Record) -> list[Figure]:
+def request(record: Record) -> Iterator[Figure]:
     """The times of one request, which ran alone, by the same keys.
 
     Its first token comes with the prompt, so N tokens are N - 1 steps.
@@ -140,7 +138,7 @@ def request(record: Record) -> list[Figure]:
     return _timed({**record, "batch_size": 1, "loop": steps, "notes": {"decode": few}})
 
 
-def _timed(record: Record) -> list[Figure]:
+def _timed(record: Record) -> Iterator[Figure]:
     paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS)
     shape = Shape(whole_at(record, "batch_size"), *(whole_at(record, path, 0) for path in paths))
     steps, bits, layers = record["loop"], number_at(record, "bits"), whole_at(record, "n_gpu_layers", 0)
@@ -150,10 +148,10 @@ def _timed(record: Record) -> list[Figure]:
         "decode": seconds_at(record, keys.DECODE, shape.new_tokens or 1) if steps else None,
         "generate": seconds_at(record, keys.GENERATE),
     }
-    figures = []
     for covers, time_s in times.items():
         if time_s is None:
             continue
+        time_s = replace(time_s, repeats=time_s.repeats or record.get("repeats", 1))
         figure = Figure(covers, shape, time_s, held=held, notes=tuple(inner(record, f"notes.{covers}") or ()))
         if covers == "prefill":
             figure = replace(figure, shape=replace(shape, batch_size=record.get("prompts", shape.batch_size)))
@@ -162,15 +160,13 @@ def _timed(record: Record) -> list[Figure]:
         if covers == "decode":
             cached_once = record.get("cached_once", 0)
             figure = replace(figure, time=figure.time.times(1 / steps), held=replace(held, cached_once=cached_once))
-        figures.append(figure)
-    return figures
+        yield figure
 
 
 def seconds_at(record: Record, paths: str, tokens: float | None = None) -> Measured | None:
     """The first time at one of `paths` in seconds; None if it was not measured.
 
-    A path may end with a unit: `prompt_ms:ms`. `rate:/s` is of `tokens` per second. Raises RequestError for what is no
-    time.
+    A path may end with a unit, `prompt_ms:ms`; `rate:/s` is of `tokens` per second. Raises RequestError for no time.
     """
     for path, _, unit in (each.partition(":") for each in paths.split(" | ")):
         value = inner(record, path)
@@ -187,7 +183,7 @@ def seconds_at(record: Record, paths: str, tokens: float | None = None) -> Measu
     return None
 
 
-def client(record: Record, streams_by: str = "") -> list[Figure]:
+def client(record: Record, streams_by: str = "") -> Iterator[Figure]:
     """The figures of a prefill and a decode step, as the client of a loaded server measures them.
 
     A record may have further keys: `decoding`, the requests that decoded at a time, if the tool counted them; `groups`
@@ -204,20 +200,19 @@ def client(record: Record, streams_by: str = "") -> list[Figure]:
     if not tpot_s and streams_by:
         raise RequestError(f"it has no time between tokens; measure with {streams_by}.")
     if not ttft_s and not tpot_s:
-        return []
+        return
     cap = first_of(record, keys.CAP)
     most = math.inf if cap is None else number_of(cap, "the concurrency")
     counted, per_s = number_at(record, "decoding"), needed(record, keys.OUTPUT_PER_S)
     in_flight = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
     prompt, new = (max(1, round(needed(record, each))) for each in (keys.CLIENT_PROMPT_LEN, keys.CLIENT_NEW_TOKENS))
     held = Held(kv_itemsize=1.0 if "fp8" in str(first_of(record, keys.CACHE_DTYPE)).lower() else None)
-    figures = []
     if ttft_s:
         notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]
         if (waiting := round(per_s / new * (mean_ttft_s or ttft_s))) > 1:
             notes.append(f"queueing: {waiting} requests wait for their first token at a time")
         shape, time_s = Shape(1, prompt, None, new), Measured(ttft_s, repeats=1)
-        figures.append(Figure("prefill", shape, time_s, held=held, notes=tuple(notes)))
+        yield Figure("prefill", shape, time_s, held=held, notes=tuple(notes))
     if tpot_s:
         groups, chunk = whole_at(record, "groups") or 1, itl_s / tpot_s
         how = "counted by the tool" if counted else "estimated from rate x time per token"
@@ -231,8 +226,7 @@ def client(record: Record, streams_by: str = "") -> list[Figure]:
             notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
         shape = Shape(batch, prompt, None, new, cap=None if cap is None else max(1, round(most)))
         decode = Figure("decode", shape, Measured(tpot_s, repeats=1), held=held, notes=tuple(notes))
-        figures.append(speculated(decode, record))
-    return figures
+        yield speculated(decode, record)
 
 
 def speculated(figure: Figure, record: Record) -> Figure:

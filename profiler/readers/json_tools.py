@@ -191,7 +191,6 @@ _TRTLLM_RUN = Format(
     more=_of_trtllm_run,
     figures=batches,
     notes={"generate": (f"{_WHOLE}, without --streaming",)},
-    repeats=1,
 )
 # One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys. The clock of all of
 # them starts anew after the first token.
@@ -201,7 +200,6 @@ _OLLAMA = Format(
     records=_runs,
     more=_unsaid,
     figures=request,
-    repeats=1,
     packed_dtype="int8",
 )
 
@@ -242,7 +240,6 @@ JSON_TOOLS = (
             "prefill": ("run once", "only the first shape was warmed up"),
             "decode": ("synchronised at every step",),
         },
-        repeats=1,
     ),
     Format(
         tool="SGLang bench_one_batch_server",
@@ -253,12 +250,12 @@ JSON_TOOLS = (
             "prefill": ("until the last sequence's first token, including HTTP and the scheduler",),
             "decode": ("mean of all steps, including HTTP and the scheduler",),
         },
-        repeats=1,
     ),
     # vllm/benchmarks/latency.py and throughput.py write no shape; `latency` prints one if its command is above.
     Format(
         tool="vllm bench latency",
         has=("avg_latency", "latencies", "percentiles"),
+        more=lambda record: {"repeats": 0},  # the printed report has a mean of an unknown number
         figures=batches,
         notes={"generate": (_WHOLE,)},
     ),
@@ -267,7 +264,6 @@ JSON_TOOLS = (
         has=("elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"),
         figures=batches,
         notes={"generate": (_WHOLE, "its tokens/s include the prompts' tokens")},
-        repeats=1,
     ),
     _OLLAMA,
     replace(

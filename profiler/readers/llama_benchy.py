@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
@@ -23,7 +23,7 @@ _TEST = re.compile(r"(?P<context>ctx_)?(?P<kind>pp|tg)(?P<size>\d*)(?: @ d(?P<de
 _HTTP = "measured over HTTP, less a measured latency"
 
 
-def _as_table(source: Source) -> list[Record]:
+def _as_table(source: Source) -> Iterator[Record]:
     """The rows of the table for the runs of the JSON: each has a prefill and a decode."""
     rows = []
     for run in source.only["benchmarks"]:
@@ -36,9 +36,8 @@ def _as_table(source: Source) -> list[Record]:
     return _tests(rows, is_cached=bool(source.only.get("prefix_caching_enabled")))
 
 
-def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
+def _tests(rows: Sequence[Record], *, is_cached: bool) -> Iterator[Record]:
     """The rows with their shape and time. A decode does not name its prompt, which is that of the row before it."""
-    tests: list[Record] = []
     prompts: dict[tuple[object, ...], tuple[int, int]] = {}
     for row in rows:
         found = _TEST.fullmatch(str(row["test"]).strip())
@@ -66,8 +65,8 @@ def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
         else:
             time_s = each.of(1) if each else total and total.of(many)
             figure = time_s and Figure("decode", shape, time_s, Tokens(None), notes=(_HTTP,))
-        tests += [{**row, "figure": figure}] if figure else []
-    return tests
+        if figure:
+            yield {**row, "figure": figure}
 
 
 def _cell(row: Record, *names: str) -> Measured | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
@@ -56,12 +56,11 @@ _DEVICE = re.compile(
 _INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 
 
-def _of_machine(source: Source) -> list[Record]:
+def _of_machine(source: Source) -> Iterator[Record]:
     """The rows with their settings, and the layers and GPUs that ran them."""
     above: list[str] = []
     for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
         above = [*above[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
-    records: list[Record] = []
     for row in ({_COLUMNS.get(name, name): value for name, value in row.items()} for row in source.records):
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
@@ -70,14 +69,13 @@ def _of_machine(source: Source) -> list[Record]:
         settings = {name: value for name, value in row.items() if not _RESULTS.fullmatch(name)}
         names = dict.fromkeys(gpu.removesuffix(" uma: 1") for gpu in gpus if gpu_layers != 0)
         device = ", ".join(names) or row.get("cpu_info")
-        more = {
+        yield {
+            **row,
             "settings": {**settings, "device": device},
             "gpu_layers": gpu_layers,
             "gpus": len(gpus) if len(gpus) > 1 and not in_turn else None,
             "stages": max(1, len(gpus)) if in_turn else 1,
         }
-        records.append({**row, **more})
-    return records
 
 
 def _gpus(row: Record, above: Sequence[str]) -> list[str]:
@@ -167,8 +165,7 @@ _HEADER = re.compile(rf"\b({_SETTING}) = (-?\d+)")
 def _with_header(source: Source) -> list[Record]:
     records = [{**dict(_HEADER.findall(source.text)), **record} for record in source.records]
     names = [name for name in records[0] if re.fullmatch(_SETTING, name)]
-    own = {name: "threads" if name == "n_threads" else name for name in names}
-    return [{**record, "settings": {own[name]: record.get(name) for name in names}} for record in records]
+    return [{**row, "settings": {_COLUMNS.get(name, name): row.get(name) for name in names}} for row in records]
 
 
 def _of_batches(row: Record) -> Record:
@@ -202,7 +199,6 @@ LLAMA_BATCHED_BENCH = Format(
     more=_of_batches,
     figures=batches,
     notes={"prefill": ("measured once",), "decode": ("measured once",)},
-    repeats=1,
     settings={"settings": "settings"},
     packed_dtype=_PACKED_DTYPE,
 )

@@ -6,7 +6,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -42,7 +42,7 @@ class Source:
         return self.records[0]
 
 
-def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
+def sources_of(path: Path, text: str) -> Iterator[Iterable[Source]]:
     """What a reader may know in a text: tables and printed reports, lines of consoles, JSON, then other tables.
 
     Later ones are looked for only if no reader knew those before. Raises RequestError for broken JSON.
@@ -88,7 +88,7 @@ def _objects(path: Path, text: str) -> Source:
     return Source(records)
 
 
-def _tables(text: str, delimiter: str) -> list[Source]:
+def _tables(text: str, delimiter: str) -> Iterator[Source]:
     """Every table whose cells have this sign between them; other lines are skipped, within a table, too.
 
     A head has a line of dashes below it. Without one, the first line that has as many cells as the next is the head.
@@ -101,7 +101,7 @@ def _tables(text: str, delimiter: str) -> list[Source]:
         try:
             numbered = [(reader.line_num - 1, [cell.strip() for cell in row]) for row in reader]
         except csv.Error:
-            return []
+            return
     # A line with one bar is text, unless it begins with it.
     numbered = [(at, row) for at, row in numbered if len(row) > 1 + (delimiter == "|" and bool(row[0]))]
     rows = [row for _, row in numbered]
@@ -110,7 +110,6 @@ def _tables(text: str, delimiter: str) -> list[Source]:
         # A title has fewer cells than the head after it.
         head = next((row for row, below in pairwise(rows) if len(row) >= len(below)), rows[0])
         heads = [at for at, row in enumerate(rows) if row == head]
-    tables = []
     for first, last in pairwise([*heads, len(rows)]):
         names, records, remarks = rows[first], [], []
         if twice := [name for name in names if name and names.count(name) > 1]:
@@ -122,8 +121,7 @@ def _tables(text: str, delimiter: str) -> list[Source]:
                 records.append({name: cell for name, cell in zip_longest(names, row, fillvalue="") if name})
             else:
                 remarks.append(f"row {number} is cut or broken ({len(row)} cells for {len(names)}), and was left out.")
-        tables.append(Source(records, "\n".join(lines[: numbered[first][0]]), tuple(remarks)))
-    return tables
+        yield Source(records, "\n".join(lines[: numbered[first][0]]), tuple(remarks))
 
 
 def _is_rule(row: Sequence[str]) -> bool:

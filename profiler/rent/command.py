@@ -101,14 +101,15 @@ def rent(request: RentOptions) -> RentDocument:
         largest = sorted(offers, key=lambda offer: -gpu_called(offer.gpu).room_bytes)[:_MOST_REASONS]
         reasons = ", ".join(f"{offer.gpu} {offer.why}" for offer in largest)
         raise RequestError(f"{request.model} fits no GPU that has a price: {reasons}; use another --quant or --engine.")
+    max_ttft_s, max_tpot_s = request.limits_s
     return RentDocument(
         model=request.model,
         precision=counted.published or (request.quant if request.quant != "none" else "16 bits"),
         engine=request.kind,
         prompt_len=request.prompt,
         new_tokens=request.new,
-        max_ttft_s=None if math.isinf(request.max_ttft_s) else request.max_ttft_s,
-        max_tpot_s=None if math.isinf(request.max_tpot_s) else request.max_tpot_s,
+        max_ttft_s=max_ttft_s,
+        max_tpot_s=max_tpot_s,
         gpus=sorted(offers, key=_rank),
         notes=_notes(counted, request, max(offer.batch for offer in offers)),
     )
@@ -141,7 +142,8 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
         (end_s[steps.prefill][:largest], end_s[~steps.prefill][:largest])
         for end_s in (found.times.low_s, found.times.typical_s, found.times.high_s)
     ]
-    within = [np.flatnonzero((ttft <= request.max_ttft_s) & (tpot <= request.max_tpot_s)) for ttft, tpot in ends]
+    most_ttft_s, most_tpot_s = (limit or math.inf for limit in request.limits_s)
+    within = [np.flatnonzero((ttft <= most_ttft_s) & (tpot <= most_tpot_s)) for ttft, tpot in ends]
     batch = int(within[2][-1]) + 1 if len(within[2]) else 1
     seconds = [(float(ttft_s[batch - 1]), float(tpot_s[batch - 1])) for ttft_s, tpot_s in ends]
     rates = [batch * request.new / (ttft_s + (request.new - 1) * tpot_s) for ttft_s, tpot_s in seconds]

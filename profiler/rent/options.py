@@ -42,14 +42,9 @@ class RentOptions:
         one_of(self.engine, "--engine", ("compiled", "eager"))
 
     @property
-    def max_ttft_s(self) -> float:
-        """Most seconds to the first token; infinite without a limit."""
-        return math.inf if self.max_ttft_ms is None else self.max_ttft_ms / 1e3
-
-    @property
-    def max_tpot_s(self) -> float:
-        """Most seconds per further token; infinite without a limit."""
-        return math.inf if self.max_tpot_ms is None else self.max_tpot_ms / 1e3
+    def limits_s(self) -> tuple[float | None, float | None]:
+        """Most seconds to the first token, and per further one; None without a limit."""
+        return self.max_ttft_ms and self.max_ttft_ms / 1e3, self.max_tpot_ms and self.max_tpot_ms / 1e3
 
     @property
     def kind(self) -> EngineKind:

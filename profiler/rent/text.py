@@ -91,7 +91,10 @@ def _range(span: Span, shown: Callable[[float], str], joint: str = " to ") -> st
 def rent_sections(rented: RentDocument) -> list[Section]:
     """The sentences, a row per GPU that holds the model, what does not fit, and the source of each price."""
     sentences, rows = rent_sentences(rented), []
+    unfit: dict[str, list[str]] = {}
     for offer in rented.gpus:
+        if not offer.fits:
+            unfit.setdefault(offer.why.partition(", has ")[0], []).append(offer.gpu)
         if offer.ttft_s and offer.tpot_s and offer.tokens_per_s and offer.usd_per_million_tokens:
             rows.append(
                 (
@@ -107,10 +110,6 @@ def rent_sections(rented: RentDocument) -> list[Section]:
             )
     headings = ("GPU", "batch", "TTFT, s", "ms/tok", "tok/s", "USD/M tok", "USD/h", "price from")
     legend = "Ranges contain nine in ten measurements. ? may miss a limit, ! misses one, even with one sequence."
-    unfit: dict[str, list[str]] = {}
-    for offer in rented.gpus:
-        if not offer.fits:
-            unfit.setdefault(offer.why.partition(", has ")[0], []).append(offer.gpu)
     blocks = [
         Sentences(sentences[:3], plain_from=2),
         text_table(headings, rows, wrapped=("GPU", "price from"), ranked=True),

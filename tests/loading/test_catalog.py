@@ -211,5 +211,5 @@ def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(
     spare_bytes = FREE_BYTES - LAYER_BYTES
     monkeypatch.setattr(placement, "available_bytes", lambda device: spare_bytes if device.type == "cuda" else 1 << 30)
     module = on_meta(str(tiny_folder), torch.float32)
-    found = placement.plan_device_map(module, torch.device("cuda", 0), quantised=False)
+    found = placement.plan_device_map(module, torch.device("cuda", 0))
     assert set(found.device_map.values()) == {"cuda:0", "cpu"}
