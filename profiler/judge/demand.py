@@ -70,9 +70,7 @@ def breakdown_of(
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
     items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
-    padding_factor = _padding_factor(items, ceilings, latency_s)
-    for item, demand in items:
-        padded_s = padding_factor * _padding_s(item, demand, ceilings)
+    for (item, demand), padded_s in zip(items, _paddings_s(items, ceilings, latency_s), strict=True):
         padding_s += padded_s
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
@@ -263,21 +261,21 @@ def _redundant_s(
     return outside, {cause: share * value for cause, value in inside.items()}
 
 
-def _padding_factor(
+def _paddings_s(
     items: Sequence[tuple[OperatorWork, Demand[float]]], ceilings: StepCeilings, latency_s: float
-) -> float:
-    """The factor, at most 1, by which the seconds of padding are scaled down.
+) -> list[float]:
+    """Seconds of padding of each operator.
 
-    An operator may run slower in isolation than within the step, which overestimates its padding. So padding takes at
-    most the share of the step that it takes of the operators' ceilings.
+    An operator may run slower in isolation than within the step, which overestimates its padding. So all padding takes
+    at most the share of the step that it takes of the operators' ceilings.
     """
-    padding_s = sum(_padding_s(item, demand, ceilings) for item, demand in items)
-    if not padding_s:
-        return 1.0
-    at_ceilings = [(item, replace(demand, replayed_s=None)) for item, demand in items]
-    padding_ceiling_s = sum(_padding_s(item, demand, ceilings) for item, demand in at_ceilings)
-    useful_ceiling_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for _, demand in at_ceilings)
-    return min(1.0, latency_s * padding_ceiling_s / (useful_ceiling_s + padding_ceiling_s) / padding_s)
+    paddings_s = [_padding_s(item, demand, ceilings) for item, demand in items]
+    if not any(paddings_s):
+        return paddings_s
+    at_ceilings_s = sum(_padding_s(item, replace(demand, replayed_s=None), ceilings) for item, demand in items)
+    useful_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for _, demand in items)
+    factor = min(1.0, latency_s * at_ceilings_s / (useful_s + at_ceilings_s) / sum(paddings_s))
+    return [factor * padding_s for padding_s in paddings_s]
 
 
 def _padding_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> float:
@@ -309,9 +307,8 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     _, working_set_bytes = total_work(facts.operators[key])
     overhead, link, exchanged_s = overhead_at(facts, key), ceilings.collective, 0.0
     if link is not None:  # collectives do not overlap other work
-        collectives = [item for item in facts.operators[key] if item.group == COLLECTIVE]
-        each_s = (item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in collectives)
-        exchanged_s = sum(each_s)
+        collectives = (item for item in facts.operators[key] if item.group == COLLECTIVE)
+        exchanged_s = sum(item.count * link.alpha_s + item.bus_bytes / link.bus_bytes_per_s for item in collectives)
     waits = overhead is not None and overhead.waits
     runs_ahead = key.phase == "decode" and facts.device.hides_overhead and not waits
     in_prefill = facts.operators[key] if key.phase == "prefill" else ()
@@ -372,13 +369,12 @@ def cells_of_disturbed_overhead(facts: Facts) -> list[Cell]:
 
 def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
     """Measured cells whose parts, each measured by itself, took clearly longer than the whole step."""
-    cells: dict[Cell, None] = {}
-    for key in facts.measured:
+
+    def parts(key: CellKey) -> TimeBreakdown:
         medians_s = phase_medians(key.phase, facts.repetitions[key.cell]).values()
-        latency_s = statistics.median(medians_s) if medians_s else math.inf
-        if exceeds_step(breakdown_of(facts, key, latency_s)[0]):
-            cells[key.cell] = None
-    return list(cells)
+        return breakdown_of(facts, key, statistics.median(medians_s) if medians_s else math.inf)[0]
+
+    return list(dict.fromkeys(key.cell for key in facts.measured if exceeds_step(parts(key))))
 
 
 TRAFFIC_TOLERANCE = 0.25
