@@ -80,15 +80,35 @@ class Recorder:
     _compilations: list[Any] = field(default_factory=compilations_so_far)
 
     def __post_init__(self) -> None:
-        self.reads = Reads(self.here, self.replace)
+        self.reads = Reads(self.here, self.around)
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Set an attribute of another object, until the recording ends."""
         self.undo.callback(replace_attribute(owner, name, value))
 
-    def call(self, watched: Watched, model: Any, run: partial[Any], *, compiled: bool = False) -> Any:
-        """Run a call of a model and record it, unless it is part of another call."""
+    def around(self, owner: object, name: str, call: Callable[[partial[Any]], Any]) -> None:
+        """Replace a function or method by `call(run)`, where `run` is the original with its arguments."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def around(*args: Any, **named: Any) -> Any:
+            return call(partial(original, *args, **named))
+
+        self.replace(owner, name, around)
+
+    def before(self, owner: object, name: str, note: Callable[..., object]) -> None:
+        """Replace a function or method by one that first calls `note` with the same positional arguments."""
+
+        def call(run: partial[Any]) -> Any:
+            note(*run.args)
+            return run()
+
+        self.around(owner, name, call)
+
+    def call(self, watched: Watched, run: partial[Any], *, compiled: Any = None) -> Any:
+        """Run a call of a model, or of the module around a `compiled` one, and record it unless a call makes it."""
         self.touched += 1
+        model = run.args[0] if compiled is None else compiled
         outer = self.here.noted or self._in_threads.get(id(model))
         if outer is not None and watched.kind == "forward" and "forward" not in self.here.within:
             outer.forwards += outer.model() is model
@@ -97,7 +117,7 @@ class Recorder:
             return run()
         timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
         with self._errors_counted():
-            noted = self._note(watched, model, run, compiled)
+            noted = self._note(watched, model, run, compiled is not None)
             if (streamer := run.keywords.get("streamer")) is not None:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 streamed.callback(replace_attribute(streamer, "put", put))
@@ -138,13 +158,13 @@ class Recorder:
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
-    def callbacks(self, items: Any, run: partial[Any], *, are_criteria: bool = False) -> Any:
+    def callbacks(self, run: partial[Any], *, are_criteria: bool = False) -> Any:
         """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
         noted = self.here.noted
         if noted is None:
             return run()
-        timed = [self._callback(item, item, noted, are_criteria) for item in items]
+        timed = [self._callback(item, item, noted, are_criteria) for item in run.args[0]]
         return run.func(timed, *run.args[1:], **run.keywords)
 
     def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:

@@ -313,10 +313,8 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     for row, seconds in shown.items():
         yield TimePart(row, min(left_s, seconds), beyond_floor=True)
         left_s -= min(left_s, seconds)
-    kernels = (
-        "other kernels slower than the ceilings" if shown else "kernels (modules unknown) slower than the ceilings"
-    )
-    yield TimePart(f"{kernels}, and overhead beyond that", left_s, beyond_floor=True)
+    kernels = "other kernels" if shown else "kernels (modules unknown)"
+    yield TimePart(f"{kernels} slower than the ceilings, and overhead beyond that", left_s, beyond_floor=True)
 
 
 @dataclass(frozen=True)

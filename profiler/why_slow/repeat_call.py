@@ -276,10 +276,6 @@ class CallGroup:
     def generates(self) -> bool:
         return self.call.kind == "generate"
 
-    def like(self, call: Call) -> tuple[float, ...]:
-        """Steady-state seconds of all calls with the shape of `call`."""
-        return tuple(other.steady_s for other in self.calls if other.words == call.words)
-
     @property
     def last_step_s(self) -> tuple[float, float] | None:
         """Seconds of the last decode step: (at the ceilings, of the host to launch it); None if they are unknown."""
@@ -311,6 +307,7 @@ class CallGroup:
 
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
         """A change to the call that stands for all, or to that of `more`; by default, the same call `within`."""
-        as_is, seconds = self.repeated(), statistics.median(self.like(self.call))
+        as_is = self.repeated()
+        seconds = statistics.median(other.steady_s for other in self.calls if other.words == self.call.words)
         common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
         return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)
