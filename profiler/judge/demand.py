@@ -24,13 +24,9 @@ from profiler.judge.breakdown import (
     StepCeilings,
     TimeBreakdown,
     break_down,
-    exceeds_step,
     idle_most,
     idle_share,
     is_layer,
-    with_engine,
-    with_generate,
-    with_trace,
 )
 from profiler.stats import Estimate
 
@@ -85,11 +81,11 @@ def breakdown_of(
     outside_s[Cause.PAGE_FAULTS] = faults_s
     parts = break_down(latency_s, demands, sum(outside_s.values()), ceilings, half_width_s, padding_s)
     if REST not in replays and facts.device.kind == "cuda" and (traced := facts.activity.get(key)) is not None:
-        parts = with_trace(parts, traced.busy_s)
+        parts = parts.with_trace(traced.busy_s)
     if generate is not None:
-        parts = with_generate(parts, generate.median_s, (generate.high_s - generate.low_s) / 2)
+        parts = parts.with_generate(generate.median_s, (generate.high_s - generate.low_s) / 2)
     if key.cell.engine in facts.owning_engines:
-        parts = with_engine(parts)
+        parts = parts.with_engine()
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     if padding_s:
@@ -374,7 +370,7 @@ def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
         medians_s = phase_medians(key.phase, facts.repetitions[key.cell]).values()
         return breakdown_of(facts, key, statistics.median(medians_s) if medians_s else math.inf)[0]
 
-    return list(dict.fromkeys(key.cell for key in facts.measured if exceeds_step(parts(key))))
+    return list(dict.fromkeys(key.cell for key in facts.measured if parts(key).exceeds_step))
 
 
 TRAFFIC_TOLERANCE = 0.25

@@ -12,7 +12,7 @@ from profiler.facts.measurements import GenerateSteps
 from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
-from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
+from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.judge.cell_stages import Judged
 from profiler.judge.difference import is_claim, longer_s
 from profiler.judge.keyed import KeyedRecord, columns_of
@@ -46,7 +46,7 @@ def engine_differences(
         if judged:
             cells = judged[base], judged[key]
             causes = _gained(*(cell.redundant_s for cell in cells))
-            if all(adds_up(cell.terms) for cell in cells):
+            if all(cell.terms.adds_up for cell in cells):
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
         rows.append(
             EngineDifference(

@@ -11,7 +11,7 @@ from made_facts import timed_step
 
 from profiler.facts.overhead import Overhead
 from profiler.facts.telemetry import ActiveShares
-from profiler.judge.breakdown import Demand, StepCeilings, break_down, with_engine
+from profiler.judge.breakdown import Demand, StepCeilings, break_down
 from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
 from profiler.stats import NoiseReport
 
@@ -58,7 +58,7 @@ def verdict(case: dict[str, str]) -> Verdict:
         clock_share=clock_share,
         activity=ActiveShares(float(case["sm_active"]) if case["sm_active"] else None, None),
     )
-    split, graph_step_s, offloaded = with_engine(parts) if owns else parts, ms.get("graph_ms"), ms["link_ms"] > 0
+    split, graph_step_s, offloaded = parts.with_engine() if owns else parts, ms.get("graph_ms"), ms["link_ms"] > 0
     return judge_cell(Measurement(split, cell, flops_per_s, ceilings, graph_step_s=graph_step_s, offloaded=offloaded))
 
 
