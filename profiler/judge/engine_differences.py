@@ -107,7 +107,7 @@ class GenerateOverhead(KeyedRecord):
         return is_claim(self.low_s, self.high_s, self.repetitions)
 
 
-def generate_overhead(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
+def generate_adds_s(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
     """Seconds per step of `generate` minus those of the profiler's loop, timed in turn; None for other engines."""
     own = steady.get(key.on(DEFAULT_ENGINE))
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
@@ -117,7 +117,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
     """The overhead of `generate` in each of its cells."""
     rows = []
     for key in steady:
-        added = generate_overhead(facts, key, steady)
+        added = generate_adds_s(facts, key, steady)
         if added is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None

@@ -20,12 +20,7 @@ from profiler.judge.answer import Answer, answer_of
 from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
-from profiler.judge.engine_differences import (
-    GenerateOverhead,
-    engine_differences,
-    generate_overhead,
-    generate_overheads,
-)
+from profiler.judge.engine_differences import GenerateOverhead, engine_differences, generate_adds_s, generate_overheads
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
@@ -277,7 +272,7 @@ def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
     key, (_, nbytes) = cell.key, demand.total_work(cell.operators)
-    faults, generate = demand.faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
+    faults, generate = demand.faults_of(key.phase, cell.repetitions), generate_adds_s(facts, key, steady)
     terms, redundant_s = demand.breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, generate)
     measurement = Measurement(
         terms,

@@ -27,7 +27,6 @@ from profiler.why_slow.findings import (
     TriedChange,
     Untried,
     is_settled,
-    pairs_agree,
 )
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
@@ -139,13 +138,13 @@ def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
     rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
     if plan.tokens:
         shape += f", as {plan.tokens} of its tokens"
-    evidence = candidate.evidence
-    if pairs_agree(rounds):
-        with contextlib.suppress(Exception):  # the saving is known without it
-            evidence += candidate.explain()
     numbers = tuple(call.number for call in candidate.group.calls)
-    what = (candidate.where, evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
-    return TriedChange(candidate.id, numbers, rounds, *what)
+    what = (candidate.where, candidate.evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
+    trial = TriedChange(candidate.id, numbers, rounds, *what)
+    if trial.claimed:
+        with contextlib.suppress(Exception):  # the saving is known without it
+            trial = replace(trial, evidence=trial.evidence + candidate.explain())
+    return trial
 
 
 def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> Rounds:
