@@ -47,7 +47,7 @@ def _switch(
     name: str,
     applies: Callable[[CallGroup], bool],
     evidence: str | Callable[[CallGroup], str],
-    change: str = "",
+    change: str | Callable[[CallGroup], str] = "",
     within: Callable[[CallGroup], contextlib.AbstractContextManager[None]] | None = None,
     *,
     at_load: bool = False,
@@ -60,11 +60,12 @@ def _switch(
     """
 
     def trial(group: CallGroup) -> Candidate:
-        words, given = evidence if isinstance(evidence, str) else evidence(group), options(group)
+        words, cure = (text if isinstance(text, str) else text(group) for text in (evidence, change))
+        given = options(group)
         more: dict[str, Any] = {"within": lambda: within(group)} if within else {}
         more |= {"about": group.saved_share([group.call], [instead(group.call)])} if instead else {}
         more |= {"where": group.loaded_at} if at_load else {}
-        return group.candidate(name, words, passed(given) + change, group.repeated(**given), **more)
+        return group.candidate(name, words, passed(given) + cure, group.repeated(**given), **more)
 
     return Change(name, applies, trial)
 
@@ -87,15 +88,6 @@ def _without_callbacks(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "host-sync", f"{names} read every token on the host, which waits for the device",
         f"leave out {names}, or read only every few tokens", alone=True,
-    )  # fmt: skip
-
-
-def _more_threads(group: CallGroup) -> Candidate:
-    threads, cores = group.settings.threads, _cores()
-    return group.candidate(
-        "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
-        f"torch.set_num_threads({cores})",
-        within=lambda: switched(torch.set_num_threads, cores, torch.get_num_threads()),
     )  # fmt: skip
 
 
@@ -200,5 +192,10 @@ CHANGES = (
     Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
     Change("shared-prefix", lambda group: group.generates, batch_and_loop_changes.prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
-    Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),
+    _switch(
+        "threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(),
+        lambda group: f"torch computes with {several(group.settings.threads, 'thread', 'threads')} on {_cores()} cores",
+        lambda _: f"torch.set_num_threads({_cores()})",
+        lambda _: switched(torch.set_num_threads, _cores(), torch.get_num_threads()),
+    ),
 )  # fmt: skip

@@ -41,7 +41,6 @@ class Recorder:
     text_s: float = 0.0
     text_where: str = ""
     undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Restores what was replaced."""
     again_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
