@@ -289,24 +289,23 @@ class Recorder:
         from profiler.why_slow.torch_context import TorchContext
 
         self.kept.look_at_memory()
-        given = watched.read(model, run.args[1:], run.keywords)
-        mask = given.mask
+        settings, shape, mask, repeated = watched.read(model, run.args[1:], run.keywords)
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.
         compiled |= model._compiled_call_impl is not None
         compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
-        settings = replace(given.settings, compiled=compiled)
+        settings = replace(settings, compiled=compiled)
         device = torch.device(settings.device)
         noted = CallRecord(
-            watched, weakref.ref(model), users_line(), settings, given.shape, clock_for(device),
+            watched, weakref.ref(model), users_line(), settings, shape, clock_for(device),
             TorchContext.current(device.type),
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture, autocast=self.here.autocast,
         )  # fmt: skip
-        if not compiled and given.repeated is not None:  # compiled code is specialised to its arguments
-            noted.arguments = self.kept.keep(*given.repeated, device)
+        if not compiled and repeated is not None:  # compiled code is specialised to its arguments
+            noted.arguments = self.kept.keep(*repeated, device)
         if watched.sees_attention and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:

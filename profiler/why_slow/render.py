@@ -88,13 +88,11 @@ def _spent(why: Why) -> str:
 
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its ceiling, if that is more than any finding saves."""
-    calls_s = (1 - why.seen.waiting) * steady_s(why.seen.calls)
     if not why.modules:
         return []
-    module = why.modules[0]
-    beyond_s = module.beyond_s
-    if why.floor:  # as the table has it: a repetition among other processes also waits for them
-        beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
+    module, calls_s = why.modules[0], (1 - why.seen.waiting) * steady_s(why.seen.calls)
+    # As the table has it: a repetition among other processes also waits for them.
+    beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
     if beyond_s < _MUCH * calls_s or beyond_s <= (1 - why.seen.waiting) * _largest_s(why):
         return []
     count = round(module.calls)

@@ -268,11 +268,10 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
         call, rest_s = replace(first, new_tokens=1), first.seconds - first.prompt_s
     if noted.arguments is None or first.seconds - rest_s > left_s:
         return None
-    try:
+    with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
         run = repeat(noted, call, group.model)
         [repeated_s] = time_calls(run, noted.clock, 1, drop_first=False)
         if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
             repeated_s = min(repeated_s, *time_calls(run, noted.clock, 1, drop_first=False))
-    except Exception:  # a call that cannot be repeated counts in full
-        return None
-    return repeated_s + rest_s
+        return repeated_s + rest_s
+    return None
