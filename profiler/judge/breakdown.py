@@ -353,7 +353,6 @@ def break_down(
 ) -> TimeBreakdown:
     """Break a measured step down into terms that add up to it.
 
-    measured = weights + KV + compute + dequantisation + kernel + redundant + padding + link + overhead + unexplained.
     `redundant_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes.
     """
