@@ -156,10 +156,8 @@ def over_the_run(facts: Facts) -> Facts:
     ceiling, found = facts.ceilings.compute.get(dtype), faster_matmuls(facts)
     if ceiling is None or not ceiling.measured:
         return facts
-    every = [
-        ceiling,
-        *(later.compute[dtype] for later in facts.remeasured_ceilings if on_gpu and dtype in later.compute),
-    ]
+    later = (each.compute[dtype] for each in facts.remeasured_ceilings if on_gpu and dtype in each.compute)
+    every = [ceiling, *later]
     ceiling = replace(ceiling, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
     if found is not None:
         per_s = found[0].flops_per_s

@@ -484,12 +484,9 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
         return "low"
     if m.cell.noise.grade == "unusable" and not holds_over_interval(m, regime):
         return "low"
-    voting = [item for item in evidence if item.vote]
-    total = sum(item.weight for item in voting)
-    if regime == "mixed":
-        agreement = 0.5
-    else:
-        agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
+    total = sum(item.weight for item in evidence if item.vote)
+    agreeing = sum(item.weight for item in evidence if item.vote == regime)
+    agreement = 0.5 if regime == "mixed" else agreeing / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
     # A ceiling scaled to another clock is an estimate, and a driver may report a wrong clock.
     estimated = m.ceilings.overhead_s is None or not m.ceilings.measured or m.cell.clock_share < THROTTLED

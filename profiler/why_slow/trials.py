@@ -201,7 +201,7 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (call.kind, noted.architecture, call.where, call.context_len > 0, bool(call.failed), call.settings)
         by_key[key].append((call, noted))
-    loaded = [(id(model), load.where) for model, load in zip(recorder.loaded_models, seen.loads, strict=True)]
+    loaded = {id(model): load.where for model, load in zip(recorder.loaded_models, seen.loads, strict=True)}
     last_load = seen.loads[-1].where if seen.loads else ""
     first_calls = {call.model: call.where for call in reversed(seen.calls)}
     groups = []
@@ -210,7 +210,7 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
         first, last = calls[0], calls[-1]
         model = models.get(last.model)
         if model is not None and any(noted.arguments is not None for noted in notes):
-            loaded_at = dict(loaded).get(id(model), last_load) or first_calls[last.model]
+            loaded_at = loaded.get(id(model), last_load) or first_calls[last.model]
             groups.append(CallGroup(calls, notes, model, loaded_at, recorder))
         elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:
             why = "their arguments are not kept: calls share a cache, or the arguments are large"
