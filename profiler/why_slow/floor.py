@@ -159,7 +159,7 @@ def _steps_made(call: Call) -> Step:
 
 
 def _steps_with_cache(call: Call, tokens: int) -> Step:
-    """The steps of a call and a prompt of so many tokens; `generate` gets those in its cache too, a forward does not."""
+    """The steps of a call and a prompt of so many tokens; `generate` gets those in its cache too, forwards do not."""
     computed = max(1, tokens - call.context_len) if call.kind == "generate" else tokens
     queries = np.array([computed, *[1] * (call.new_tokens - 1)])
     contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
