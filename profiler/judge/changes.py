@@ -68,10 +68,9 @@ class Setting:
 
 
 def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeId, str], float]:
-    """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
-    undisturbed = replace(setting, busy=False)
+    """Return the largest computed saving of each change in any cell in seconds; none if `setting` is busy."""
     found: dict[tuple[ChangeId, str], float] = {}
-    for effect in (each for cell in judged for each in changes(cell, undisturbed)):
+    for effect in (each for cell in judged for each in changes(cell, setting)):
         if effect.basis == "computed" and effect.id is not None:
             what = effect.id, effect.value
             found[what] = max(effect.saves_s, found.get(what, 0.0))

@@ -59,7 +59,7 @@ class Recorder:
     foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
     """The load by other processes since the recording began."""
     here: Thread = field(default_factory=lambda: Thread(set()))
-    reads: Reads = field(init=False)
+    reads: Reads = field(default_factory=Reads)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     latest: Any = None
@@ -77,9 +77,6 @@ class Recorder:
     _waited_s: float = field(default_factory=waited_for_core_s)
     _breaks: Counter[str] = field(default_factory=breaks_so_far)
     _compilations: list[Any] = field(default_factory=compilations_so_far)
-
-    def __post_init__(self) -> None:
-        self.reads = Reads(self.here, self.around)
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Set an attribute of another object, until the recording ends."""
@@ -309,7 +306,7 @@ class Recorder:
         if watched.sees_attention and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
-            self.reads.watch()
+            self.reads.watch(self.here, self.around)
         noted.start, noted.began_s = noted.clock.mark(), now_s()
         return noted
 
