@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.facts.change_ids import ChangeId, exclude
+from profiler.json_document import view
 from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import saves_clearly
 from profiler.judge.savings import TrialResult
@@ -89,26 +90,15 @@ def advice_for(cells: Sequence[Judged], every: Sequence[Judged]) -> list[Advice]
 
 
 def _advice(cell: Judged, result: TrialResult, other_phase: Judged | None) -> Advice:
-    trial = result.trial
-    assert result.change is not None
+    trial, shape = result.trial, cell.key.cell
     same = [item for item in (other_phase.tried if other_phase else ()) if item.trial.line == trial.line]
     effects = {cell.key.phase: _effect(cell, result)}
     if other_phase is not None and same:
         effects[other_phase.key.phase] = _effect(other_phase, same[0])
-    return Advice(
-        result.change,
-        trial.form,
-        trial.line,
-        cell.key.cell.batch_size,
-        cell.key.cell.depth,
-        effects.get("decode"),
-        effects.get("prefill"),
-        trial.layers,
-        trial.of_layers,
-        trial.once_s,
-        trial.tokens,
-        trial.same_tokens,
-    )
+    return view(
+        Advice, trial, change=result.change, phrase=trial.form, batch_size=shape.batch_size, prompt_len=shape.depth,
+        step=effects.get("decode"), prefill=effects.get("prefill"),
+    )  # fmt: skip
 
 
 def _effect(cell: Judged, result: TrialResult) -> Effect:

@@ -65,11 +65,7 @@ def answer_of(
     decodes = [cell for cell in by_size if cell.key.phase == "decode"]
     prefills = [cell for cell in sorted(cells, key=lambda each: each.key.tokens) if cell.key.phase == "prefill"]
     if decodes:
-        first = decodes[0]
-        sentences.append(
-            f"Decode at batch {first.key.cell.batch_size} is {_because(first, setting)}"
-            f"{_where_it_changes(decodes, setting)}."
-        )
+        sentences.append(_decode_sentence(decodes, setting))
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
     for phase in sorted(phases - {cell.key.phase for cell in cells}):
@@ -292,14 +288,14 @@ def _throttled(cell: Judged) -> str:
     return f", throttled at {percent(cell.timed.clock_share)} of its clock" if is_throttled else ""
 
 
-def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
+def _decode_sentence(decodes: Sequence[Judged], setting: Setting) -> str:
     first = decodes[0]
     series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
-    regime = series[-1].verdict.regime
-    if regime == first.verdict.regime:
-        return ""
-    since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
-    return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
+    regime, change = series[-1].verdict.regime, ""
+    if regime != first.verdict.regime:
+        since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
+        change = f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
+    return f"Decode at batch {first.key.cell.batch_size} is {_because(first, setting)}{change}."
 
 
 def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:

@@ -278,6 +278,12 @@ TERMS = {
 TERM_NAMES = {column: term.name for column, term in TERMS.items()}
 
 
+ADDS_UP = 0.2
+"""The largest unexplained or negative share of a step with which its breakdown is still usable."""
+EXCEEDS = 0.10
+"""Share of a step by which its parts, each measured by itself, may exceed it; kernels of one stream cannot overlap."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown(StepTerms[float]):
     """A measured step in seconds; the terms add up to the measured time."""
@@ -302,51 +308,39 @@ class TimeBreakdown(StepTerms[float]):
         """Attained share of the roofline: the time that the work needs at the ceilings over the measured time."""
         return (self.device_s + self.link_s) / self.latency_s
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether it is usable: little of the step is unexplained, and no term is far below zero."""
+        allowed_s = ADDS_UP * self.latency_s
+        return self.unexplained_s <= allowed_s and min(getattr(self, term) for term in TERMS) >= -allowed_s
 
-ADDS_UP = 0.2
-"""The largest unexplained or negative share of a step with which its breakdown is still usable."""
+    @property
+    def exceeds_step(self) -> bool:
+        """Whether the parts of the step, each measured by itself, take clearly longer than the whole step."""
+        return -self.unexplained_s > EXCEEDS * self.latency_s
 
+    def at_latency(self, latency_s: float) -> TimeBreakdown:
+        """The breakdown if the step had taken `latency_s`: the engine's term or the rest takes the difference."""
+        residual = "engine_s" if self.engine_s else "unexplained_s"
+        moved = {"latency_s": latency_s, residual: getattr(self, residual) + latency_s - self.latency_s}
+        return replace(self, **moved)
 
-def adds_up(parts: TimeBreakdown) -> bool:
-    """Whether a breakdown is usable: little of the step is unexplained, and no term is far below zero."""
-    allowed_s = ADDS_UP * parts.latency_s
-    return parts.unexplained_s <= allowed_s and min(getattr(parts, term) for term in TERMS) >= -allowed_s
+    def with_generate(self, added_s: float, half_width_s: float) -> TimeBreakdown:
+        """The breakdown with the overhead of `generate` subtracted from the unexplained rest."""
+        off_s = {**self.half_widths_s, "generate_s": half_width_s}
+        off_s["unexplained_s"] = math.hypot(self.half_widths_s.get("unexplained_s", 0.0), half_width_s)
+        return replace(self, generate_s=added_s, unexplained_s=self.unexplained_s - added_s, half_widths_s=off_s)
 
+    def with_trace(self, traced_busy_s: float) -> TimeBreakdown:
+        """The breakdown of a step without a replay of small kernels: what its trace saw work longer is theirs."""
+        more_s = min(max(0.0, self.unexplained_s), max(0.0, traced_busy_s - self.busy_s))
+        return replace(self, kernel_s=self.kernel_s + more_s, unexplained_s=self.unexplained_s - more_s)
 
-EXCEEDS = 0.10
-"""Share of a step by which its parts, each measured by itself, may exceed it; kernels of one stream cannot overlap."""
-
-
-def exceeds_step(parts: TimeBreakdown) -> bool:
-    """Whether the parts of a step, each measured by itself, take clearly longer than the whole step."""
-    return -parts.unexplained_s > EXCEEDS * parts.latency_s
-
-
-def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
-    """The breakdown if the step had taken `latency_s`: the engine's term, or else the rest, takes the difference."""
-    residual = "engine_s" if parts.engine_s else "unexplained_s"
-    moved = {"latency_s": latency_s, residual: getattr(parts, residual) + latency_s - parts.latency_s}
-    return replace(parts, **moved)
-
-
-def with_generate(parts: TimeBreakdown, added_s: float, half_width_s: float) -> TimeBreakdown:
-    """The breakdown with the overhead of `generate` subtracted from the unexplained rest."""
-    off_s = {**parts.half_widths_s, "generate_s": half_width_s}
-    off_s["unexplained_s"] = math.hypot(parts.half_widths_s.get("unexplained_s", 0.0), half_width_s)
-    return replace(parts, generate_s=added_s, unexplained_s=parts.unexplained_s - added_s, half_widths_s=off_s)
-
-
-def with_trace(parts: TimeBreakdown, traced_busy_s: float) -> TimeBreakdown:
-    """The breakdown of a step whose small kernels no replay has: what a trace saw the device work longer is theirs."""
-    more_s = min(max(0.0, parts.unexplained_s), max(0.0, traced_busy_s - parts.busy_s))
-    return replace(parts, kernel_s=parts.kernel_s + more_s, unexplained_s=parts.unexplained_s - more_s)
-
-
-def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
-    """The breakdown for an engine that loads the model itself, whose scheduler, sampler and kernels take the rest."""
-    rest_s, off_s = parts.unexplained_s, parts.half_widths_s.get("unexplained_s", 0.0)
-    off_s_by_term = {**parts.half_widths_s, "engine_s": off_s}
-    return replace(parts, engine_s=max(0.0, rest_s), unexplained_s=min(0.0, rest_s), half_widths_s=off_s_by_term)
+    def with_engine(self) -> TimeBreakdown:
+        """The breakdown for an engine that loads the model itself: its scheduler, sampler and kernels take the rest."""
+        rest_s, off_s = self.unexplained_s, self.half_widths_s.get("unexplained_s", 0.0)
+        off_s_by_term = {**self.half_widths_s, "engine_s": off_s}
+        return replace(self, engine_s=max(0.0, rest_s), unexplained_s=min(0.0, rest_s), half_widths_s=off_s_by_term)
 
 
 def break_down(
@@ -359,7 +353,6 @@ def break_down(
 ) -> TimeBreakdown:
     """Break a measured step down into terms that add up to it.
 
-    measured = weights + KV + compute + dequantisation + kernel + redundant + padding + link + overhead + unexplained.
     `redundant_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes.
     """

@@ -111,7 +111,6 @@ class Judged:
     ragged: RaggedStep | None = None
     """The costs of unequal prompts; None if they are equal."""
     tried: tuple[TrialResult, ...] = ()
-    """Changes that were tried at this shape."""
     engines: tuple[EngineDifference, ...] = ()
     """Other engines that were measured on this cell, compared with its own."""
     changes: tuple[ChangeEffect, ...] = ()

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, get_type_hints
 from profiler.facts.repetitions import Repetition, Status, median_issue_s
 from profiler.facts.run_facts import DeviceFacts
 from profiler.grid.cells import CellKey, Phase
+from profiler.json_document import view
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cell_stages import NO_TIME, Judged, Timed
 from profiler.judge.difference import Difference, difference
@@ -313,18 +314,16 @@ class CellEvidence(KeyedRecord):
 
 def evidence_of(judged: Judged, peak_bytes: int, unexplained_in_s: Mapping[str, float]) -> CellEvidence:
     """The evidence of a cell's verdict, with its predicted peak memory."""
-    verdict, timed = judged.verdict, judged.timed
-    return CellEvidence(
+    return view(
+        CellEvidence,
+        judged.verdict,
         **columns_of(judged.key),
-        regime=verdict.regime,
-        confidence=verdict.confidence,
-        flags=verdict.flags,
-        signals=verdict.evidence,
-        conflicts=tuple(item.signal for item in verdict.conflicts),
+        signals=judged.verdict.evidence,
+        conflicts=tuple(item.signal for item in judged.verdict.conflicts),
         split_half_widths_s=judged.terms.half_widths_s,
-        noise_reasons=timed.noise.reasons,
+        noise_reasons=judged.timed.noise.reasons,
         predicted_peak_memory_bytes=peak_bytes,
         changes=judged.changes,
-        first_use_s=timed.first_use_s,
+        first_use_s=judged.timed.first_use_s,
         unexplained_in_s=unexplained_in_s,
     )

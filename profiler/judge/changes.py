@@ -68,10 +68,9 @@ class Setting:
 
 
 def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeId, str], float]:
-    """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
-    undisturbed = replace(setting, busy=False)
+    """Return the largest computed saving of each change in any cell in seconds; none if `setting` is busy."""
     found: dict[tuple[ChangeId, str], float] = {}
-    for effect in (each for cell in judged for each in changes(cell, undisturbed)):
+    for effect in (each for cell in judged for each in changes(cell, setting)):
         if effect.basis == "computed" and effect.id is not None:
             what = effect.id, effect.value
             found[what] = max(effect.saves_s, found.get(what, 0.0))
@@ -91,16 +90,10 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return []
-    device = [
-        *_four_bit_weights(cell, setting),
-        *_cache(cell, setting),
-        *_attention(cell, setting),
-        *_window(cell),
-        *_sixteen_bit_dtype(cell, setting),
-    ]
+    of_device = (_four_bit_weights, _cache, _attention, _window, _sixteen_bit_dtype)
     # A host that runs ahead of the device limits the savings of the device's work.
     most_s = max(0.0, cell.terms.busy_s - cell.host_pace_s)
-    computed = [*_host(cell, setting), *(effect.limited_to(most_s) for effect in device)]
+    computed = [*_host(cell, setting), *(item.limited_to(most_s) for each in of_device for item in each(cell, setting))]
     timed = [item for item in cell.engines if item.repetitions >= CLAIM_REPETITIONS]
     replaced = {item.trial.what for item in cell.tried} | {(change_of_engine(item), "") for item in timed}
     least_s = _LEAST_SHARE * cell.terms.latency_s
@@ -134,28 +127,19 @@ def _tried(cell: Judged) -> list[ChangeEffect]:
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
             because = f"the step then takes {duration(after_s)}{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
-            effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s)
-            value = trial.what[1] if trial.what else ""
-            found.append(replace(effect, how=trial.line, id=item.change, value=value))
+            effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s, how=trial.line)
+            found.append(replace(effect, id=item.change, value=trial.what[1] if trial.what else ""))
     return found
 
 
 def _computed(
-    change: Change, saves_s: float, because: str, half_width_s: float = 0.0, at_least_s: float | None = None
-) -> ChangeEffect:
-    """A computed change: a range from `at_least_s` on, or else at most `saves_s`."""
-    return ChangeEffect(
-        change.phrase,
-        saves_s,
-        because,
-        half_width_s=half_width_s,
-        at_most=at_least_s is None,
-        at_least_s=at_least_s,
-        how=change.line,
-        id=change.id,
-        value=change.value,
-        preparing_s=change.preparing_s,
-    )
+    change: Change | None, saves_s: float, because: str, half_width_s: float = 0.0, at_least_s: float | None = None
+) -> list[ChangeEffect]:
+    """A computed change: a range from `at_least_s` on, or else at most `saves_s`; empty without a change."""
+    if change is None:
+        return []
+    effect = ChangeEffect(change.phrase, saves_s, because, "computed", half_width_s, at_least_s is None, at_least_s)
+    return [replace(effect, how=change.line, id=change.id, value=change.value, preparing_s=change.preparing_s)]
 
 
 def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
@@ -199,15 +183,15 @@ def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
         saves_s = packed * (terms.weights_s * (1 - _FOUR_BITS / bits) + streamed * in_matmuls_s)
         saves_s += terms.link_s  # smaller weights may all fit
     change = format_change("nf4", setting.sixteen_bit_dtype, setting.here)
-    return [_computed(change, saves_s - dense_s, because)]
+    return _computed(change, saves_s - dense_s, because)
 
 
 def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     static, narrow = _possible(setting, ChangeId.STATIC_CACHE), _possible(setting, ChangeId.EIGHT_BIT_CACHE)
     copies_s, share = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0), max(0.0, 1 - 8 / setting.cache_bits)
     return [
-        *([_computed(static, copies_s, "it is not copied at every step")] if static else []),
-        *([_computed(narrow, cell.terms.kv_s * share, _NOT_TRIED_CACHE)] if narrow else []),
+        *_computed(static, copies_s, "it is not copied at every step"),
+        *_computed(narrow, cell.terms.kv_s * share, _NOT_TRIED_CACHE),
     ]
 
 
@@ -219,23 +203,23 @@ def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     host_s, half_width_s = min(terms.overhead_s, most_s), terms.half_widths_s.get("overhead_s", 0.0)
     faults_s = cell.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
     because = "its pages would not be taken from the system again at every step"
-    found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
+    found = _computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
     if compiled is None:
         return found
     if not setting.here.on_gpu:
         small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and all that small kernels lose"
-        return [*found, _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)]
+        return found + _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)
     if cell.key.phase == "decode":
         waits = cell.ceilings.overhead is not None and cell.ceilings.overhead.waits  # no CUDA graph can record that
-        return found if waits else [*found, *_compiled(cell, compiled, half_width_s)]
+        return found if waits else found + _compiled(cell, compiled, half_width_s)
     matmuls = (item for item in cell.timed.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
     # A fused kernel still reads and writes its operands between matmuls.
     moved_s = sum(float(item.activation_bytes) for item in matmuls) / cell.ceilings.memory_bytes_per_s
     fused_s = max(0.0, cell.traced_small_s - moved_s)
     parts = [(host_s, "of the host"), (fused_s, "of small kernels that would be fused")]
     because = " and ".join(f"{duration(seconds)} {words}" for seconds, words in parts if seconds)
-    return [*found, _computed(compiled_forward(setting.here), host_s + fused_s, because, half_width_s)]
+    return found + _computed(compiled_forward(setting.here), host_s + fused_s, because, half_width_s)
 
 
 _LEFT_BY_FUSING = (0.1, 1 / 3)
@@ -251,7 +235,7 @@ def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeE
     terms, small_s = cell.terms, cell.small_kernels_s
     if small_s is None:
         most_s = min(terms.overhead_s, max(0.0, terms.latency_s - terms.device_s))
-        return [_computed(change, most_s, "all of the host's share", half_width_s)]
+        return _computed(change, most_s, "all of the host's share", half_width_s)
     few, many = _LEFT_BY_FUSING
     copies_s = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
     masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + terms.kv_s)
@@ -267,7 +251,7 @@ def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeE
         f"the step then takes {duration(fastest_s)} to {duration(slowest_s)}: its kernels without the host, with small"
         f" kernels, which lose {duration(small_s)}, fused"
     )
-    return [_computed(change, most_s, because, half_width_s, least_s)]
+    return _computed(change, most_s, because, half_width_s, least_s)
 
 
 def _lost_in(cell: Judged, group: str) -> float:
@@ -278,10 +262,10 @@ def _lost_in(cell: Judged, group: str) -> float:
 def _attention(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     unfused_s = sum(cell.redundant_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
     fused = _possible(setting, ChangeId.SDPA, ChangeId.REPEATED_HEADS)
-    return [_computed(fused, unfused_s, "scores and repeated heads would stay on chip")] if fused else []
+    return _computed(fused, unfused_s, "scores and repeated heads would stay on chip")
 
 
-def _window(cell: Judged) -> list[ChangeEffect]:
+def _window(cell: Judged, _: Setting) -> list[ChangeEffect]:
     """What full windows of all layers cost: at most their copies, and those of heads that transformers repeats."""
     cores = [item.redundant_bytes for item in cell.timed.operators if item.group == "attention" and item.kv_bytes]
     if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
@@ -292,7 +276,7 @@ def _window(cell: Judged) -> list[ChangeEffect]:
     rolled_s = cell.redundant_s.get(Cause.ROLLED_WINDOWS, 0.0)
     because = f"{duration(rolled_s)} to copy windows, {duration(repeated_s)} to repeat heads"
     because += "; attention then sees all tokens"
-    return [_computed(UNWINDOWED, rolled_s + repeated_s, because)]
+    return _computed(UNWINDOWED, rolled_s + repeated_s, because)
 
 
 def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
@@ -311,12 +295,12 @@ def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     because = f"half the bytes, and its matmuls reach {scaled(ceiling, 'FLOP/s')} here"
     change = dtype_change(setting.sixteen_bit_dtype)
     if not setting.here.on_gpu and cell.key.phase == "decode":
-        return [_computed(change, most_s, f"{because}; few rows may reach less")]
+        return _computed(change, most_s, f"{because}; few rows may reach less")
     others = [item for item in cell.timed.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
     least_s = wide_s - _floor_s(cell, others, ceiling, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
     least_s += 0.0 if cell.timed.is_on_ranks else cell.terms.link_s / 2  # at most half of the bytes still cross
-    return [_computed(change, max(most_s, least_s), because, at_least_s=least_s)]
+    return _computed(change, max(most_s, least_s), because, at_least_s=least_s)
 
 
 def _saved_in_16_bits_s(cell: Judged, setting: Setting, kept: float, flops_per_s: float) -> float:

@@ -24,13 +24,9 @@ from profiler.judge.breakdown import (
     StepCeilings,
     TimeBreakdown,
     break_down,
-    exceeds_step,
     idle_most,
     idle_share,
     is_layer,
-    with_engine,
-    with_generate,
-    with_trace,
 )
 from profiler.stats import Estimate
 
@@ -70,9 +66,7 @@ def breakdown_of(
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
     items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
-    padding_factor = _padding_factor(items, ceilings, latency_s)
-    for item, demand in items:
-        padded_s = padding_factor * _padding_s(item, demand, ceilings)
+    for (item, demand), padded_s in zip(items, _paddings_s(items, ceilings, latency_s), strict=True):
         padding_s += padded_s
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
@@ -87,11 +81,11 @@ def breakdown_of(
     outside_s[Cause.PAGE_FAULTS] = faults_s
     parts = break_down(latency_s, demands, sum(outside_s.values()), ceilings, half_width_s, padding_s)
     if REST not in replays and facts.device.kind == "cuda" and (traced := facts.activity.get(key)) is not None:
-        parts = with_trace(parts, traced.busy_s)
+        parts = parts.with_trace(traced.busy_s)
     if generate is not None:
-        parts = with_generate(parts, generate.median_s, (generate.high_s - generate.low_s) / 2)
+        parts = parts.with_generate(generate.median_s, (generate.high_s - generate.low_s) / 2)
     if key.cell.engine in facts.owning_engines:
-        parts = with_engine(parts)
+        parts = parts.with_engine()
     by_cause = dict(outside_s)
     _add(by_cause, inside_s)
     if padding_s:
@@ -162,10 +156,8 @@ def over_the_run(facts: Facts) -> Facts:
     ceiling, found = facts.ceilings.compute.get(dtype), faster_matmuls(facts)
     if ceiling is None or not ceiling.measured:
         return facts
-    every = [
-        ceiling,
-        *(later.compute[dtype] for later in facts.remeasured_ceilings if on_gpu and dtype in later.compute),
-    ]
+    later = (each.compute[dtype] for each in facts.remeasured_ceilings if on_gpu and dtype in each.compute)
+    every = [ceiling, *later]
     ceiling = replace(ceiling, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
     if found is not None:
         per_s = found[0].flops_per_s
@@ -263,21 +255,21 @@ def _redundant_s(
     return outside, {cause: share * value for cause, value in inside.items()}
 
 
-def _padding_factor(
+def _paddings_s(
     items: Sequence[tuple[OperatorWork, Demand[float]]], ceilings: StepCeilings, latency_s: float
-) -> float:
-    """The factor, at most 1, by which the seconds of padding are scaled down.
+) -> list[float]:
+    """Seconds of padding of each operator.
 
-    An operator may run slower in isolation than within the step, which overestimates its padding. So padding takes at
-    most the share of the step that it takes of the operators' ceilings.
+    An operator may run slower in isolation than within the step, which overestimates its padding. So all padding takes
+    at most the share of the step that it takes of the operators' ceilings.
     """
-    padding_s = sum(_padding_s(item, demand, ceilings) for item, demand in items)
-    if not padding_s:
-        return 1.0
-    at_ceilings = [(item, replace(demand, replayed_s=None)) for item, demand in items]
-    padding_ceiling_s = sum(_padding_s(item, demand, ceilings) for item, demand in at_ceilings)
-    useful_ceiling_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for _, demand in at_ceilings)
-    return min(1.0, latency_s * padding_ceiling_s / (useful_ceiling_s + padding_ceiling_s) / padding_s)
+    paddings_s = [_padding_s(item, demand, ceilings) for item, demand in items]
+    if not any(paddings_s):
+        return paddings_s
+    at_ceilings_s = sum(_padding_s(item, replace(demand, replayed_s=None), ceilings) for item, demand in items)
+    useful_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for _, demand in items)
+    factor = min(1.0, latency_s * at_ceilings_s / (useful_s + at_ceilings_s) / sum(paddings_s))
+    return [factor * padding_s for padding_s in paddings_s]
 
 
 def _padding_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> float:
@@ -309,9 +301,8 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     _, working_set_bytes = total_work(facts.operators[key])
     overhead, link, exchanged_s = overhead_at(facts, key), ceilings.collective, 0.0
     if link is not None:  # collectives do not overlap other work
-        collectives = [item for item in facts.operators[key] if item.group == COLLECTIVE]
-        each_s = (item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in collectives)
-        exchanged_s = sum(each_s)
+        collectives = (item for item in facts.operators[key] if item.group == COLLECTIVE)
+        exchanged_s = sum(item.count * link.alpha_s + item.bus_bytes / link.bus_bytes_per_s for item in collectives)
     waits = overhead is not None and overhead.waits
     runs_ahead = key.phase == "decode" and facts.device.hides_overhead and not waits
     in_prefill = facts.operators[key] if key.phase == "prefill" else ()
@@ -372,13 +363,12 @@ def cells_of_disturbed_overhead(facts: Facts) -> list[Cell]:
 
 def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
     """Measured cells whose parts, each measured by itself, took clearly longer than the whole step."""
-    cells: dict[Cell, None] = {}
-    for key in facts.measured:
+
+    def parts(key: CellKey) -> TimeBreakdown:
         medians_s = phase_medians(key.phase, facts.repetitions[key.cell]).values()
-        latency_s = statistics.median(medians_s) if medians_s else math.inf
-        if exceeds_step(breakdown_of(facts, key, latency_s)[0]):
-            cells[key.cell] = None
-    return list(cells)
+        return breakdown_of(facts, key, statistics.median(medians_s) if medians_s else math.inf)[0]
+
+    return list(dict.fromkeys(key.cell for key in facts.measured if parts(key).exceeds_step))
 
 
 TRAFFIC_TOLERANCE = 0.25

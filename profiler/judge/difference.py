@@ -26,11 +26,7 @@ class MedianTime(Protocol):
 
 
 def is_claim(low: float, high: float, repetitions: int) -> bool:
-    """Whether a difference with the 95 % interval `low` to `high` may be claimed, where 0 is no difference.
-
-    `repetitions` are those of the side with fewer: a single repetition does not show how much repetitions of one cell
-    differ.
-    """
+    """Whether a difference is a claim: its 95 % interval excludes 0, and the side with fewer repetitions has enough."""
     return has_claim_repetitions(repetitions) and (low > 0 or high < 0)
 
 

@@ -12,7 +12,7 @@ from profiler.facts.measurements import GenerateSteps
 from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
-from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
+from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.judge.cell_stages import Judged
 from profiler.judge.difference import is_claim, longer_s
 from profiler.judge.keyed import KeyedRecord, columns_of
@@ -46,7 +46,7 @@ def engine_differences(
         if judged:
             cells = judged[base], judged[key]
             causes = _gained(*(cell.redundant_s for cell in cells))
-            if all(adds_up(cell.terms) for cell in cells):
+            if all(cell.terms.adds_up for cell in cells):
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
         rows.append(
             EngineDifference(
@@ -107,7 +107,7 @@ class GenerateOverhead(KeyedRecord):
         return is_claim(self.low_s, self.high_s, self.repetitions)
 
 
-def generate_overhead(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
+def generate_adds_s(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
     """Seconds per step of `generate` minus those of the profiler's loop, timed in turn; None for other engines."""
     own = steady.get(key.on(DEFAULT_ENGINE))
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
@@ -117,7 +117,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
     """The overhead of `generate` in each of its cells."""
     rows = []
     for key in steady:
-        added = generate_overhead(facts, key, steady)
+        added = generate_adds_s(facts, key, steady)
         if added is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None

@@ -15,29 +15,12 @@ from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.grid.cells import CellKey
+from profiler.judge import demand
 from profiler.judge.answer import Answer, answer_of
 from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
-from profiler.judge.demand import (
-    as_served,
-    breakdown_of,
-    ceilings_of,
-    counted_traffic,
-    extreme_shares,
-    faults_of,
-    lost_s,
-    over_the_run,
-    small_kernels_s,
-    total_work,
-    traced_matmuls,
-)
-from profiler.judge.engine_differences import (
-    GenerateOverhead,
-    engine_differences,
-    generate_overhead,
-    generate_overheads,
-)
+from profiler.judge.engine_differences import GenerateOverhead, engine_differences, generate_adds_s, generate_overheads
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
@@ -112,7 +95,7 @@ def judge_run(facts: Facts) -> Judgement:
 
 def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> TimedRun:
     """The time of every cell, or of these `keys`, with its interval."""
-    facts = over_the_run(at_median_speed(facts)[0])
+    facts = demand.over_the_run(at_median_speed(facts)[0])
     swung = swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
     spreads = repetition_spreads(facts.measured, facts.repetitions, swung)
     keys = facts.grid.keys if keys is None else keys
@@ -254,11 +237,12 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
     facts, key = run.facts, cell.key
     if cell.clock_share < 1.0:
         clocks = (_at_clock(facts, share) for share in (cell.clock_share, 1.0))
-        its, full = (breakdown_of(at, key, cell.latency_s)[0].attained for at in clocks)
+        its, full = (demand.breakdown_of(at, key, cell.latency_s)[0].attained for at in clocks)
         # A step that is faster than its clock allows, but not than the whole clock, disproves the reading.
         if full <= 1.0 + AGREE < its:
             cell = _with_clock(facts, cell, 1.0)
-    shares, facts = extreme_shares(facts), as_served(_at_clock(facts, cell.clock_share), key, cell.latency_s)
+    shares = demand.extreme_shares(facts)
+    facts = demand.as_served(_at_clock(facts, cell.clock_share), key, cell.latency_s)
     measurement, redundant_s = _measurement(facts, cell, sides, run.steady)
     scaled = {name: replace(facts, ceilings=facts.ceilings.times(*pair)) for name, pair in shares.items()}
     extremes = {name: judge_cell(_measurement(each, cell, sides, run.steady)[0]) for name, each in scaled.items()}
@@ -267,17 +251,17 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
         # A wide interval whose conclusion is certain.
         cell = replace(cell, noise=replace(cell.noise, grade="noisy"))
         measurement = replace(measurement, cell=cell)
-    terms, lost = measurement.terms, lost_s(facts, key)
+    terms, lost, (flops, _) = measurement.terms, demand.lost_s(facts, key), demand.total_work(cell.operators)
     ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
-    at_ceiling_per_s = total_work(cell.operators)[0] / ceiling_s if ceiling_s else measurement.compute_flops_per_s
     return Judged(
         measurement,
         verdict,
-        ceiling_flops_per_s=at_ceiling_per_s,  # as if every matmul were at the ceiling of its dtype
+        # As if every matmul were at the ceiling of its dtype.
+        ceiling_flops_per_s=flops / ceiling_s if ceiling_s else measurement.compute_flops_per_s,
         redundant_s=redundant_s,
         lost_s=lost,
         small_kernels_s=max(0.0, terms.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
-        traced_small_s=small_kernels_s(facts, key, terms, redundant_s),
+        traced_small_s=demand.small_kernels_s(facts, key, terms, redundant_s),
         longest=facts.activity[key].longest if key in facts.activity else (),
         ragged=ragged_step(facts, key, terms, run.steady),
         tried=tuple(trial_results(facts.trials.get(key, ()))),
@@ -287,20 +271,20 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
 def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
-    key, (_, nbytes) = cell.key, total_work(cell.operators)
-    faults, generate = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
-    terms, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, generate)
+    key, (_, nbytes) = cell.key, demand.total_work(cell.operators)
+    faults, generate = demand.faults_of(key.phase, cell.repetitions), generate_adds_s(facts, key, steady)
+    terms, redundant_s = demand.breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, generate)
     measurement = Measurement(
         terms,
         cell,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-        ceilings=ceilings_of(facts, key),
+        ceilings=demand.ceilings_of(facts, key),
         offloaded=bool(facts.model.offloaded_bytes),
         cache_resident=facts.ceilings.cache_resident(nbytes),
         graph_step_s=_graph_step_s(facts, key, terms.latency_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-        traffic=counted_traffic(facts, key),
+        traffic=demand.counted_traffic(facts, key),
     )
     return measurement, redundant_s
 
@@ -314,7 +298,7 @@ def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
     ceiling = facts.ceilings.compute_ceiling(facts.model.dtype)
     if facts.device.kind != "cuda" or not ceiling.clock_hz or not activity.clock_hz:
         return 1.0
-    traced = traced_matmuls(facts, key)
+    traced = demand.traced_matmuls(facts, key)
     own = traced.flops_per_s / ceiling.per_s if traced is not None else 0.0
     return min(ceiling.at_full_clock, max(own, activity.clock_hz / ceiling.clock_hz))
 
@@ -328,6 +312,6 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
         if repetitions := facts.repetitions.get(recorded.cell):
             graph_s = float(np.median(np.concatenate(phase_samples("decode", repetitions))))
             steps = ((key, latency_s), (recorded, graph_s))
-            own_s, its_s = (sum(breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
+            own_s, its_s = (sum(demand.breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
             return graph_s + own_s - its_s
     return None

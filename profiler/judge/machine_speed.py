@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,19 +53,9 @@ def busy_sentences(facts: Facts) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class SharedSwing:
-    """A swing that the repetitions of a phase share with the drift probe."""
-
-    paces: NDArray[np.float64]
-    """The pace of the part of the probe that explains most of it [repetitions]."""
-    explained: float
-    """The share of the variance between repetitions of one cell that it explains."""
-
-
-def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
-    """The facts with the repetitions' times at the machine's median speed, and the swing that was divided out of each
-    phase.
+def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, float]]:
+    """The facts with the repetitions' times at the machine's median speed, and the share of the variance between
+    repetitions of one cell that was divided out of each phase.
 
     A time is divided by the probe's seconds next to it over their median, if that removes at least half of the variance
     between repetitions of the same cell. Otherwise the probe does not represent the steps.
@@ -77,13 +67,14 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     swings = {phase: item for phase in PHASES if (item := _shared_swing(phase, repetitions, paces))}
     if not swings:
         return facts, {}
-    by_phase = {phase: swings[phase].paces if phase in swings else np.ones(len(repetitions)) for phase in PHASES}
+    by_phase = {phase: swings[phase][0] if phase in swings else np.ones(len(repetitions)) for phase in PHASES}
     steadied: dict[Cell, list[Repetition]] = {cell: [] for cell in facts.repetitions}
     for index, (cell, repetition) in enumerate(repetitions):
         steadied[cell].append(_divided(repetition, float(by_phase["prefill"][index]), float(by_phase["decode"][index])))
     timed = {phase for phase in PHASES if any(phase_samples(phase, of_cell) for of_cell in facts.repetitions.values())}
     drift_readings = [] if timed <= set(swings) else facts.drift_readings
-    return replace(facts, repetitions=steadied, drift_readings=drift_readings), swings
+    shares = {phase: explained for phase, (_, explained) in swings.items()}
+    return replace(facts, repetitions=steadied, drift_readings=drift_readings), shares
 
 
 def mode_words(facts: Facts) -> list[str]:
@@ -105,7 +96,7 @@ def swing_words(facts: Facts) -> list[str]:
     _, swings = at_median_speed(facts)
     if not swings:
         return []
-    parts = [f"{100 * item.explained:.0f} % of how repetitions of a {phase} differ" for phase, item in swings.items()]
+    parts = [f"{100 * share:.0f} % of how repetitions of a {phase} differ" for phase, share in swings.items()]
     swung = swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
     return [
         f"the machine's own speed swung by {100 * swung:.0f} %; a probe next to each repetition explains"
@@ -123,8 +114,11 @@ def _paces(facts: Facts, repetitions: Sequence[Repetition]) -> list[NDArray[np.f
 
 def _shared_swing(
     phase: Phase, repetitions: Sequence[tuple[Cell, Repetition]], paces: Sequence[NDArray[np.float64]]
-) -> SharedSwing | None:
-    """The swing that repetitions of a phase share with the probe; None if the probe explains too little."""
+) -> tuple[NDArray[np.float64], float] | None:
+    """(the pace [repetitions] of the part of the probe that explains most of their swing, the share that it explains).
+
+    The share is that of the variance between repetitions of one cell; None if the probe explains too little.
+    """
     rows: dict[Cell, list[tuple[float, int]]] = {}
     for index, (cell, repetition) in enumerate(repetitions):
         for samples in phase_samples(phase, [repetition]):
@@ -142,7 +136,7 @@ def _shared_swing(
     best = min(paces, key=variance)
     if math.sqrt(before) < _LEAST_SPREAD or variance(best) > (1 - _LEAST_EXPLAINED) * before:
         return None
-    return SharedSwing(best, 1 - variance(best) / before)
+    return best, 1 - variance(best) / before
 
 
 def _divided(repetition: Repetition, prefill: float, decode: float) -> Repetition:

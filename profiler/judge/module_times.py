@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
@@ -74,21 +75,17 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     if times[0].step_s > disturbed * plain_s:
         return {}
     replays, memory = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
-    explained: dict[str, float] = {}
-    calls: dict[str, int] = {}
+    explained, calls = defaultdict[str, float](float), Counter[str]()
     for item in facts.operators[key]:
         group = BETWEEN_MODULES if item.group in _UNHOOKED else item.group
         own_s = step_demand(facts, item, replays.get(item.operator)).alone_s(memory)
         if item.operator not in replays:
             own_s += float(item.activation_bytes + sum(item.redundant_bytes.values())) / memory
-        explained[group] = explained.get(group, 0.0) + own_s
-        calls[group] = calls.get(group, 0) + item.count
+        explained[group] += own_s
+        calls[group] += item.count
     overhead = overhead_at(facts, key)
     host_s = overhead.step_s if overhead and (overhead.waits or not facts.device.hides_overhead) else 0.0
-    excess = {
-        item.group: item.time_s
-        - explained.get(item.group, 0.0)
-        - host_s * calls.get(item.group, 0) / sum(calls.values())
-        for item in times
-    }
-    return dict(sorted(excess.items(), key=lambda item: -item[1]))
+    rest = [
+        (each.group, each.time_s - explained[each.group] - host_s * calls[each.group] / calls.total()) for each in times
+    ]
+    return dict(sorted(rest, key=lambda item: -item[1]))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.facts.telemetry import POWER_CAP
-from profiler.judge.breakdown import StepCeilings, TimeBreakdown, at_latency, exceeds_step
+from profiler.judge.breakdown import StepCeilings, TimeBreakdown
 from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic, total_work
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def _label_over_interval(m: Measurement) -> Regime:
 
 
 def _labels_of_ends(m: Measurement) -> set[Regime]:
-    return {_label(m, at_latency(m.terms, latency_s)) for latency_s in (m.cell.time.low_s, m.cell.time.high_s)}
+    return {_label(m, m.terms.at_latency(latency_s)) for latency_s in (m.cell.time.low_s, m.cell.time.high_s)}
 
 
 def holds_over_interval(m: Measurement, regime: Regime) -> bool:
@@ -484,16 +484,13 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
         return "low"
     if m.cell.noise.grade == "unusable" and not holds_over_interval(m, regime):
         return "low"
-    voting = [item for item in evidence if item.vote]
-    total = sum(item.weight for item in voting)
-    if regime == "mixed":
-        agreement = 0.5
-    else:
-        agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
+    total = sum(item.weight for item in evidence if item.vote)
+    agreeing = sum(item.weight for item in evidence if item.vote == regime)
+    agreement = 0.5 if regime == "mixed" else agreeing / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
     # A ceiling scaled to another clock is an estimate, and a driver may report a wrong clock.
     estimated = m.ceilings.overhead_s is None or not m.ceilings.measured or m.cell.clock_share < THROTTLED
-    if m.cell.noise.grade != "quiet" or estimated or exceeds_step(m.terms):
+    if m.cell.noise.grade != "quiet" or estimated or m.terms.exceeds_step:
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 
@@ -511,5 +508,5 @@ def _stability(m: Measurement, regime: Regime) -> float:
         "redundant_s": s.redundant_s * memory,
         "overhead_s": s.overhead_s * overhead,
     }
-    redrawn = replace(at_latency(s, cast(Any, latency_s)), **terms)
+    redrawn = replace(s.at_latency(cast(Any, latency_s)), **terms)
     return float(np.mean(_labels(m, redrawn) == regime))

@@ -281,10 +281,7 @@ def series_of(key: CellKey) -> Iterator[Series]:
 
 
 def doubling_tests(cells: Sequence[Timed], ceilings: Ceilings, drift: float = 0.0) -> list[DoublingTest]:
-    """A test of every series of at least two sizes: along the batch, the prompt (prefills) and the context (decodes).
-
-    `drift` is the machine's drift over the run, as a share.
-    """
+    """A test of each series of at least two sizes: along the batch, the prompt (prefills) and the context (decodes)."""
     groups: dict[Series, list[Timed]] = {}
     oom_at: dict[Series, int] = {}
     for cell in cells:

@@ -12,7 +12,7 @@ from profiler.facts.repetitions import Gap, Repetition, Status
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.grid.cells import Cell
-from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
+from profiler.judge.breakdown import WHY_TOO_FAST
 from profiler.judge.cell_stages import Judged
 from profiler.judge.demand import counted_traffic, faster_matmuls, moved, weight_read_share
 from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
@@ -119,7 +119,7 @@ def _parts_exceed(judged: Sequence[Judged]) -> Iterator[str]:
     shares = {
         cell.key: -cell.terms.unexplained_s / cell.terms.latency_s
         for cell in judged
-        if exceeds_step(cell.terms) and Flag.ABOVE_CEILING not in cell.verdict.flags
+        if cell.terms.exceeds_step and Flag.ABOVE_CEILING not in cell.verdict.flags
     }
     if shares:
         key = max(shares, key=lambda each: shares[each])

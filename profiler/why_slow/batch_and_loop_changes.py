@@ -21,16 +21,7 @@ from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, most_at_once, padding_share, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids
-from profiler.why_slow.repeat_call import (
-    CallGroup,
-    Candidate,
-    Run,
-    in_even_sequence,
-    in_sequence,
-    passed,
-    repeat,
-    with_steps,
-)
+from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, passed, repeat
 from profiler.why_slow.watched_calls import option, prompt_ids
 
 # At most so many prompts are tried together, and fewer if they take longer; as one batch from so many calls on.
@@ -67,7 +58,7 @@ def padding_change(group: CallGroup) -> Candidate | None:
         change = f"sort the texts by length: pass the {cut} shortest of these {len(rows)} as a batch of their own"
         parts = [rows[:cut], rows[cut:]]
         instead = [replace(call, batch_size=len(part) * times, prompt_len=lengths[part[-1]]) for part in parts]
-    changed = in_sequence([repeat(_part_of(noted, part), call, group.model) for part in parts])
+    changed = Run.in_sequence([repeat(_part_of(noted, part), call, group.model) for part in parts])
     return group.candidate("padding", share, change, changed, about=group.saved_share([call], instead))
 
 
@@ -159,12 +150,13 @@ def _in_one_call(
         return group.saved_share(calls, [replace(longest, batch_size=rows, prompt_len=prompt_len)])
 
     about = saved_share(own) if most_at_once(own) == 1 else 0.0
+    as_is = Run.in_sequence(runs) if at_once == 1 else Run(in_threads)
     shape = f"{len(own)} of the {'prompts' if group.generates else 'texts'}"
     if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
         shape += " (more at once save more)"
     return group.candidate(
         "one-by-one", evidence, change, repeat(replace(noted, arguments=arguments), longest, group.model),
-        as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), seconds=steady_s(own), shape=shape, about=about,
+        as_is=as_is, seconds=steady_s(own), shape=shape, about=about,
     )  # fmt: skip
 
 
@@ -204,8 +196,8 @@ def prefix_change(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "shared-prefix",
         f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",
-        f"pass past_key_values of the prompt before with each prompt{crop}", in_sequence(changed),
-        as_is=in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]), seconds=steady_s(own),
+        f"pass past_key_values of the prompt before with each prompt{crop}", Run.in_sequence(changed),
+        as_is=Run.in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]), seconds=steady_s(own),
         shape=f"{len(own)} of the prompts", about=group.saved_share(own, continued),
     )  # fmt: skip
 
@@ -252,8 +244,8 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     return group.candidate(
         "cache-off", f"each of {len(group.calls)} forwards computes the whole prompt again, which grows by one token",
-        change, with_steps(changed, len(own) - 1),
-        as_is=in_even_sequence([repeat(noted, call, model) for call, noted in group.repeatable]),
+        change, Run.with_steps(changed, len(own) - 1),
+        as_is=Run.in_even_sequence([repeat(noted, call, model) for call, noted in group.repeatable]),
         seconds=sum(call.steady_s for call in own), about=group.saved_share(own, [first, *steps]),
         shape=f"{len(own)} forwards of {first.prompt_len} to {own[-1].prompt_len} tokens",
         stand_in="forwards of one token without attention to earlier ones" if plain else "",

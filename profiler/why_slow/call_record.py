@@ -150,7 +150,6 @@ class Thread(threading.local):
     within: tuple[Part, ...] = ()
     """The parts, the innermost last: a model's call, a forward within it, a tokenizer, a load, a read of a tensor."""
     noted: CallRecord | None = None
-    """The call."""
     autocast: tuple[int, str] = (0, "")
     """As in `CallRecord`."""
     last: str = ""

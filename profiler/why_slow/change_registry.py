@@ -13,28 +13,13 @@ import torch
 from profiler.errors import describe_error
 from profiler.patching import patched, switched
 from profiler.units import several
-from profiler.why_slow.batch_and_loop_changes import (
-    batching_change,
-    loop_without_cache,
-    padding_change,
-    paged_batch_change,
-    prefix_change,
-    without_reads,
-)
+from profiler.why_slow import batch_and_loop_changes, weight_changes
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
 from profiler.why_slow.kernel_changes import compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.observations import Call
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import ALL_KERNELS
-from profiler.why_slow.weight_changes import (
-    cast_once,
-    dense_weights,
-    frozen_weights,
-    gathered_weights,
-    merged_adapters,
-    other_dtype,
-)
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,7 @@ def _switch(
     name: str,
     applies: Callable[[CallGroup], bool],
     evidence: str | Callable[[CallGroup], str],
-    change: str = "",
+    change: str | Callable[[CallGroup], str] = "",
     within: Callable[[CallGroup], contextlib.AbstractContextManager[None]] | None = None,
     *,
     at_load: bool = False,
@@ -75,11 +60,12 @@ def _switch(
     """
 
     def trial(group: CallGroup) -> Candidate:
-        words, given = evidence if isinstance(evidence, str) else evidence(group), options(group)
+        words, cure = (text if isinstance(text, str) else text(group) for text in (evidence, change))
+        given = options(group)
         more: dict[str, Any] = {"within": lambda: within(group)} if within else {}
         more |= {"about": group.saved_share([group.call], [instead(group.call)])} if instead else {}
         more |= {"where": group.loaded_at} if at_load else {}
-        return group.candidate(name, words, passed(given) + change, group.repeated(**given), **more)
+        return group.candidate(name, words, passed(given) + cure, group.repeated(**given), **more)
 
     return Change(name, applies, trial)
 
@@ -102,15 +88,6 @@ def _without_callbacks(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "host-sync", f"{names} read every token on the host, which waits for the device",
         f"leave out {names}, or read only every few tokens", alone=True,
-    )  # fmt: skip
-
-
-def _more_threads(group: CallGroup) -> Candidate:
-    threads, cores = group.settings.threads, _cores()
-    return group.candidate(
-        "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
-        f"torch.set_num_threads({cores})",
-        within=lambda: switched(torch.set_num_threads, cores, torch.get_num_threads()),
     )  # fmt: skip
 
 
@@ -154,8 +131,10 @@ CHANGES = (
         options=lambda _: {"use_cache": True},
         instead=lambda call: replace(call, settings=replace(call.settings, cache=True)),
     ),
-    Change("cache-off", lambda group: not group.generates, loop_without_cache),
-    Change("host-sync", lambda group: not group.generates and len(group.calls) > 1, without_reads),
+    Change("cache-off", lambda group: not group.generates, batch_and_loop_changes.loop_without_cache),
+    Change(
+        "host-sync", lambda group: not group.generates and len(group.calls) > 1, batch_and_loop_changes.without_reads
+    ),
     _switch(
         "grad-on", lambda group: not group.generates and group.settings.gradients and not group.recorder.trained,
         "gradients are recorded, and nothing is differentiated", "call it within torch.inference_mode()",
@@ -166,8 +145,8 @@ CHANGES = (
         "the model is in train mode", "call model.eval() after loading",
         lambda group: _in_eval_mode(group.model),
     ),
-    Change("frozen-weights", lambda group: not group.settings.gradients, frozen_weights),
-    Change("padding", lambda group: group.call.padding > 0, padding_change),
+    Change("frozen-weights", lambda group: not group.settings.gradients, weight_changes.frozen_weights),
+    Change("padding", lambda group: group.call.padding > 0, batch_and_loop_changes.padding_change),
     Change("all-logits", lambda group: not group.generates, _unread_logits),
     _switch(
         "extra-outputs", lambda group: bool(group.settings.outputs),
@@ -204,14 +183,19 @@ CHANGES = (
         "an assistant model drafts", options=lambda _: {"assistant_model": None},
     ),
     Change("uncompiled", is_bound_by_host, compiled_step),
-    Change("unmerged-adapters", lambda _: True, merged_adapters),
-    Change("slow-format", lambda _: True, dense_weights),
-    Change("offload", lambda _: True, gathered_weights),
-    Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
-    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
-    Change("one-by-one", lambda group: group.middle[1].watched.in_threads, paged_batch_change),
-    Change("one-by-one", lambda _: True, batching_change),
-    Change("shared-prefix", lambda group: group.generates, prefix_change),
+    Change("unmerged-adapters", lambda _: True, weight_changes.merged_adapters),
+    Change("slow-format", lambda _: True, weight_changes.dense_weights),
+    Change("offload", lambda _: True, weight_changes.gathered_weights),
+    Change("autocast", lambda group: group.middle[1].context.autocast is not None, weight_changes.cast_once),
+    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, weight_changes.other_dtype),
+    Change("one-by-one", lambda group: group.middle[1].watched.in_threads, batch_and_loop_changes.paged_batch_change),
+    Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
+    Change("shared-prefix", lambda group: group.generates, batch_and_loop_changes.prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
-    Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),
+    _switch(
+        "threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(),
+        lambda group: f"torch computes with {several(group.settings.threads, 'thread', 'threads')} on {_cores()} cores",
+        lambda _: f"torch.set_num_threads({_cores()})",
+        lambda _: switched(torch.set_num_threads, _cores(), torch.get_num_threads()),
+    ),
 )  # fmt: skip

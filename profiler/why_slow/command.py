@@ -181,7 +181,7 @@ def _floor(
 
     outside_s: dict[int, float | None] = {}
     calls = [call for call in seen.calls if not call.failed]
-    try:
+    with contextlib.suppress(Exception):  # a user's model may fail in any way, and the answer is useful without a floor
         subjects |= subjects_of(recorder.notes)
         for group in groups:
             names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
@@ -190,8 +190,7 @@ def _floor(
                 more_s = times.ceiling_within(names) / len(group.calls) if times else None
                 outside_s |= {call.number: more_s for call in group.calls}
         return floor_of_calls(calls, subjects, outside_s) if calls else None
-    except Exception:  # a user's model may fail in any way, and the answer is useful without a floor
-        return None
+    return None
 
 
 def _has_other_inputs(group: CallGroup) -> bool:

@@ -120,18 +120,15 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without this
             untried.add(f"attention-plans ({own[0].loaded_at})", first_line(error))
             continue
+        saves_s = min(len(shapes) * plan_s, sum(call.seconds for call in calls))
         yield Finding(
-            "attention-plans",
-            min(len(shapes) * plan_s, sum(call.seconds for call in calls)),
-            max(own, key=lambda group: group.seconds).calls[0].where,
+            "attention-plans", saves_s, max(own, key=lambda group: group.seconds).calls[0].where,
             f"{len(shapes)} KV lengths are new to the process, and cuDNN builds an attention plan for each,"
             f" {duration(plan_s)}",
             "call torch.backends.cuda.enable_cudnn_sdp(False) first: the other kernels need no plan;"
             ' cache_implementation="static" has one length',
-            "measured",
-            "attention at new KV lengths, with cuDNN and without, times their number",
-            once=True,
-        )
+            "measured", "attention at new KV lengths, with cuDNN and without, times their number", once=True,
+        )  # fmt: skip
 
 
 def _plan_s(model: Any, shapes: set[tuple[int, int]], *, masked: bool) -> float:

@@ -72,10 +72,7 @@ def floor_of_calls(
 
 
 def subjects_of(notes: Sequence[CallRecord]) -> dict[str, Subject]:
-    """What the floor depends on, by name of the models. Raises RequestError, see `subject_of`.
-
-    A model that no longer exists counts as another one of its architecture; it has none if there is no such one.
-    """
+    """What the floor depends on, by the names of `models_of`. Raises RequestError, see `subject_of`."""
     attention = {noted.architecture: noted.attention for noted in notes if noted.attention}
     models, subjects = models_of(notes), dict[tuple[str, int], Subject]()
     for noted in notes:
@@ -112,13 +109,11 @@ def _steps_needed(before: Call | None, call: Call) -> Step:
     rest.
     """
     tokens = max(1, round(call.prompt_len * (1 - call.padding)))
-    queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
-    contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
     if before is not None and call.kind == "forward" and not call.context_len:
         same = (before.kind, before.where, before.model, before.batch_size, before.prompt_len + 1)
         if same == (call.kind, call.where, call.model, call.batch_size, call.prompt_len):
-            queries, contexts = np.array([1]), np.array([tokens - 1])
-    return Step(np.full(len(queries), call.batch_size), queries, contexts)
+            return _steps_with_cache(replace(call, context_len=tokens - 1), 1)
+    return _steps_with_cache(call, tokens)
 
 
 def _least_s(step: Step, call: Call, subject: Subject) -> tuple[float, float]:
@@ -157,18 +152,18 @@ def with_all_logits(subject: Subject) -> Subject:
 
 def _steps_made(call: Call) -> Step:
     """The steps of a call as the script made it: with its padding, and without a cache if it had none."""
-    further = np.arange(1, call.new_tokens)
-    if call.settings.cache is False:
-        queries, contexts = np.append(call.prompt_len, call.prompt_len + further), np.zeros(1 + len(further), dtype=int)
-    else:
-        queries = np.append(_computed(call.prompt_len, call), np.ones(len(further), dtype=int))
-        contexts = np.append(call.context_len, call.prompt_len + further - 1)
-    return Step(np.full(len(queries), call.batch_size), queries, contexts)
+    if call.settings.cache is not False:
+        return _steps_with_cache(call, call.prompt_len)
+    queries = np.arange(call.prompt_len, call.prompt_len + max(1, call.new_tokens))
+    return Step(np.full_like(queries, call.batch_size), queries, np.zeros_like(queries))
 
 
-def _computed(tokens: int, call: Call) -> int:
-    """Tokens of a prompt that are not in the cache: `generate` gets all of them, a forward the further ones."""
-    return max(1, tokens - call.context_len) if call.kind == "generate" else tokens
+def _steps_with_cache(call: Call, tokens: int) -> Step:
+    """The steps of a call and a prompt of so many tokens; `generate` gets those in its cache too, forwards do not."""
+    computed = max(1, tokens - call.context_len) if call.kind == "generate" else tokens
+    queries = np.array([computed, *[1] * (call.new_tokens - 1)])
+    contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
+    return Step(np.full_like(queries, call.batch_size), queries, contexts)
 
 
 def _ceiling_times(step: Step, subject: Subject) -> NDArray[np.float64]:

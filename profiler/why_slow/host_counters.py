@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from profiler.device.clock import now_s
@@ -22,37 +22,32 @@ _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", 
 class Reads:
     """Records which lines read tensors of a device on the host, after `watch` was called."""
 
-    here: Thread
-    replace: Callable[[object, str, object], None]
-    """Replaces the methods of torch.Tensor until the recording ends."""
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     watched: bool = False
     _waits_s: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By (line that read, line of the model's call before it)."""
 
-    def watch(self) -> None:
-        """Start recording reads; called at the first model on another device than the CPU."""
+    def watch(self, here: Thread, around: Callable[[object, str, Callable[[partial[Any]], Any]], None]) -> None:
+        """Wrap methods of torch.Tensor by `around`; called at the first model on another device than the CPU."""
         import torch
+
+        def read(run: partial[Any]) -> Any:
+            if torch.compiler.is_compiling():  # compiled code must not contain the wrapper
+                return run()
+            self.touched += 1
+            if here.within or run.args[0].device.type == "cpu":
+                return run()
+            start_s = now_s()
+            try:
+                with here.inside("read"):
+                    return run()
+            finally:
+                self._waits_s[users_line(), here.last].append(now_s() - start_s)
 
         self.watched = True
         for name in _READS:
-            original = getattr(torch.Tensor, name)
-
-            def read(tensor: Any, *args: Any, _original: Any = original, **named: Any) -> Any:
-                if torch.compiler.is_compiling():  # compiled code must not contain the wrapper
-                    return _original(tensor, *args, **named)
-                self.touched += 1
-                if self.here.within or tensor.device.type == "cpu":
-                    return _original(tensor, *args, **named)
-                start_s = now_s()
-                try:
-                    with self.here.inside("read"):
-                        return _original(tensor, *args, **named)
-                finally:
-                    self._waits_s[users_line(), self.here.last].append(now_s() - start_s)
-
-            self.replace(torch.Tensor, name, functools.wraps(original)(read))
+            around(torch.Tensor, name, read)
 
     def after(self, call: str) -> tuple[LineTime, ...]:
         """Reads that follow calls of this line, by their own line, the longest waits first."""

@@ -74,11 +74,10 @@ class ModuleTimes:
 
 def _line_of(kind: type) -> str:
     """The line of a class's `forward`, as `modeling_llama.py:88`."""
-    try:
+    with contextlib.suppress(OSError, TypeError):  # made at run time
         forward = inspect.unwrap(vars(kind).get("forward", kind))
         return f"{Path(str(inspect.getsourcefile(forward))).name}:{inspect.getsourcelines(forward)[1]}"
-    except (OSError, TypeError):  # made at run time
-        return ""
+    return ""
 
 
 def module_times(

@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -35,9 +36,9 @@ def watched(recorder: Recorder) -> Iterator[None]:
         if name in sys.modules:
             patch(sys.modules[name], recorder)
     # The starts of threads and of tasks in pools, to know their line where a thread runs library code only.
-    _before(recorder, threading.Thread, "start", starts_here)
-    _before(recorder, concurrent.futures.thread._WorkItem, "__init__", starts_here)
-    _before(recorder, concurrent.futures.thread._WorkItem, "run", runs_here)
+    recorder.before(threading.Thread, "start", starts_here)
+    recorder.before(concurrent.futures.thread._WorkItem, "__init__", starts_here)
+    recorder.before(concurrent.futures.thread._WorkItem, "run", runs_here)
     try:
         with recorder.undo, library_warnings(recorder.warning), sampled(recorder):
             yield
@@ -45,35 +46,11 @@ def watched(recorder: Recorder) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Replace a method by one that calls `call(self, run)`, where `run` is the original with its arguments."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def around(self: Any, *args: Any, **named: Any) -> Any:
-        return call(self, partial(original, self, *args, **named))
-
-    recorder.replace(owner, name, around)
-
-
-def _before(recorder: Recorder, owner: Any, name: str, note: Callable[..., object]) -> None:
-    """Replace a function or method by one that first calls `note` with the same positional arguments."""
-
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def before(*args: Any, **named: Any) -> Any:
-        note(*args)
-        return original(*args, **named)
-
-    recorder.replace(owner, name, before)
-
-
+@dataclass(eq=False)
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds a module with the other finders, and patches it after it was loaded."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    recorder: Recorder
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -87,7 +64,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def patched(module: ModuleType) -> None:
             execute(module)
-            _PATCHES[fullname](module, self._recorder)
+            _PATCHES[fullname](module, self.recorder)
 
         spec.loader.exec_module = patched  # type: ignore[method-assign]
         return spec
@@ -98,10 +75,9 @@ def _models(module: ModuleType, recorder: Recorder) -> None:
 
     base = module.PreTrainedModel
 
-    def call(self: Any, run: partial[Any]) -> Any:
-        if torch.compiler.is_compiling():  # compiled code must not contain the recorder
-            return run()
-        return recorder.call(FORWARD, self, run)
+    def call(run: partial[Any]) -> Any:
+        # Compiled code must not contain the recorder.
+        return run() if torch.compiler.is_compiling() else recorder.call(FORWARD, run)
 
     from_pretrained = base.__dict__["from_pretrained"]
 
@@ -110,8 +86,8 @@ def _models(module: ModuleType, recorder: Recorder) -> None:
         source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
         return recorder.load(source, partial(from_pretrained.__func__, cls, *args, **named))
 
-    _around(recorder, base, "__call__", call)
-    _before(recorder, base, "__init__", lambda *_: setattr(recorder, "latest", None))
+    recorder.around(base, "__call__", call)
+    recorder.before(base, "__init__", lambda *_: setattr(recorder, "latest", None))
     recorder.replace(base, "from_pretrained", classmethod(load))
 
 
@@ -129,7 +105,7 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
         # Compiled code must not contain the wrapper.
         if sys.modules["torch"].compiler.is_compiling() or not recorder.is_plain_call(self, args, named):
             return original(self, *args, **named)
-        return recorder.call(PLAIN, self, partial(original, self, *args, **named))
+        return recorder.call(PLAIN, partial(original, self, *args, **named))
 
     def watch(owner: type) -> None:
         is_own = owner.__module__.partition(".")[0] not in _LIBRARIES
@@ -152,55 +128,53 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
 def _compiled(module: ModuleType, recorder: Recorder) -> None:
     """Patch the module that `torch.compile(model)` wraps around the model."""
 
-    def call(self: Any, run: partial[Any]) -> Any:
-        models = sys.modules.get("transformers.modeling_utils")
-        of_transformers = models is not None and isinstance(self._orig_mod, models.PreTrainedModel)
-        if not of_transformers and not recorder.is_plain_call(self._orig_mod, run.args[1:], run.keywords):
+    def call(run: partial[Any]) -> Any:
+        models, model = sys.modules.get("transformers.modeling_utils"), run.args[0]._orig_mod
+        of_transformers = models is not None and isinstance(model, models.PreTrainedModel)
+        if not of_transformers and not recorder.is_plain_call(model, run.args[1:], run.keywords):
             return run()
-        return recorder.call(FORWARD if of_transformers else PLAIN, self._orig_mod, run, compiled=True)
+        return recorder.call(FORWARD if of_transformers else PLAIN, run, compiled=model)
 
-    _around(recorder, module.OptimizedModule, "__call__", call)
+    recorder.around(module.OptimizedModule, "__call__", call)
 
 
 def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
     base = module.PreTrainedTokenizerBase
     for name in ("__call__", "decode", "batch_decode"):
         if name in vars(base):
-            encodes = name == "__call__"
-            _around(recorder, base, name, lambda _, run, encodes=encodes: recorder.text(run, encodes=encodes))
+            recorder.around(base, name, partial(recorder.text, encodes=name == "__call__"))
 
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     # It prints only the first time in a process.
-    "transformers.utils.logging": lambda _, recorder: _before(
-        recorder,
+    "transformers.utils.logging": lambda _, recorder: recorder.before(
         logging.Logger,
         "warning_once",
         lambda logger, text, *_: recorder.warning(logger.name.split(".")[0], str(text)),
     ),
-    "torch": lambda module, recorder: _before(
-        recorder, module, "compile", lambda *_: setattr(recorder, "compiles", True)
+    "torch": lambda module, recorder: recorder.before(
+        module, "compile", lambda *_: setattr(recorder, "compiles", True)
     ),
     # Tensor.backward, autograd.backward and autograd.grad all call it.
-    "torch.autograd": lambda module, recorder: _before(
-        recorder, module, "_engine_run_backward", lambda *_: setattr(recorder, "trained", True)
+    "torch.autograd": lambda module, recorder: recorder.before(
+        module, "_engine_run_backward", lambda *_: setattr(recorder, "trained", True)
     ),
-    "torch.amp.autocast_mode": lambda module, recorder: _before(
-        recorder, module.autocast, "__enter__", lambda _: recorder.enter_autocast()
+    "torch.amp.autocast_mode": lambda module, recorder: recorder.before(
+        module.autocast, "__enter__", lambda _: recorder.enter_autocast()
     ),
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
-    "transformers.generation.utils": lambda module, recorder: _around(
-        recorder, module.GenerationMixin, "generate", partial(recorder.call, GENERATE)
+    "transformers.generation.utils": lambda module, recorder: recorder.around(
+        module.GenerationMixin, "generate", partial(recorder.call, GENERATE)
     ),
-    "transformers.generation.continuous_batching.continuous_api": lambda module, recorder: _around(
-        recorder, module.ContinuousMixin, "generate_batch", partial(recorder.call, GENERATE_BATCH)
+    "transformers.generation.continuous_batching.continuous_api": lambda module, recorder: recorder.around(
+        module.ContinuousMixin, "generate_batch", partial(recorder.call, GENERATE_BATCH)
     ),
-    "transformers.generation.logits_process": lambda module, recorder: _around(
-        recorder, module.LogitsProcessorList, "__call__", recorder.callbacks
+    "transformers.generation.logits_process": lambda module, recorder: recorder.around(
+        module.LogitsProcessorList, "__call__", recorder.callbacks
     ),
-    "transformers.generation.stopping_criteria": lambda module, recorder: _around(
-        recorder, module.StoppingCriteriaList, "__call__", partial(recorder.callbacks, are_criteria=True)
+    "transformers.generation.stopping_criteria": lambda module, recorder: recorder.around(
+        module.StoppingCriteriaList, "__call__", partial(recorder.callbacks, are_criteria=True)
     ),
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,

@@ -41,7 +41,6 @@ class Recorder:
     text_s: float = 0.0
     text_where: str = ""
     undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Restores what was replaced."""
     again_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
@@ -60,7 +59,7 @@ class Recorder:
     foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
     """The load by other processes since the recording began."""
     here: Thread = field(default_factory=lambda: Thread(set()))
-    reads: Reads = field(init=False)
+    reads: Reads = field(default_factory=Reads)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     latest: Any = None
@@ -79,16 +78,33 @@ class Recorder:
     _breaks: Counter[str] = field(default_factory=breaks_so_far)
     _compilations: list[Any] = field(default_factory=compilations_so_far)
 
-    def __post_init__(self) -> None:
-        self.reads = Reads(self.here, self.replace)
-
     def replace(self, owner: object, name: str, value: object) -> None:
         """Set an attribute of another object, until the recording ends."""
         self.undo.callback(replace_attribute(owner, name, value))
 
-    def call(self, watched: Watched, model: Any, run: partial[Any], *, compiled: bool = False) -> Any:
-        """Run a call of a model and record it, unless it is part of another call."""
+    def around(self, owner: object, name: str, call: Callable[[partial[Any]], Any]) -> None:
+        """Replace a function or method by `call(run)`, where `run` is the original with its arguments."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def around(*args: Any, **named: Any) -> Any:
+            return call(partial(original, *args, **named))
+
+        self.replace(owner, name, around)
+
+    def before(self, owner: object, name: str, note: Callable[..., object]) -> None:
+        """Replace a function or method by one that first calls `note` with the same positional arguments."""
+
+        def call(run: partial[Any]) -> Any:
+            note(*run.args)
+            return run()
+
+        self.around(owner, name, call)
+
+    def call(self, watched: Watched, run: partial[Any], *, compiled: Any = None) -> Any:
+        """Run a call of a model, or of the module around a `compiled` one, and record it unless a call makes it."""
         self.touched += 1
+        model = run.args[0] if compiled is None else compiled
         outer = self.here.noted or self._in_threads.get(id(model))
         if outer is not None and watched.kind == "forward" and "forward" not in self.here.within:
             outer.forwards += outer.model() is model
@@ -97,7 +113,7 @@ class Recorder:
             return run()
         timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
         with self._errors_counted():
-            noted = self._note(watched, model, run, compiled)
+            noted = self._note(watched, model, run, compiled is not None)
             if (streamer := run.keywords.get("streamer")) is not None:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 streamed.callback(replace_attribute(streamer, "put", put))
@@ -138,13 +154,13 @@ class Recorder:
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
-    def callbacks(self, items: Any, run: partial[Any], *, are_criteria: bool = False) -> Any:
+    def callbacks(self, run: partial[Any], *, are_criteria: bool = False) -> Any:
         """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
         noted = self.here.noted
         if noted is None:
             return run()
-        timed = [self._callback(item, item, noted, are_criteria) for item in items]
+        timed = [self._callback(item, item, noted, are_criteria) for item in run.args[0]]
         return run.func(timed, *run.args[1:], **run.keywords)
 
     def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
@@ -270,28 +286,27 @@ class Recorder:
         from profiler.why_slow.torch_context import TorchContext
 
         self.kept.look_at_memory()
-        given = watched.read(model, run.args[1:], run.keywords)
-        mask = given.mask
+        settings, shape, mask, repeated = watched.read(model, run.args[1:], run.keywords)
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.
         compiled |= model._compiled_call_impl is not None
         compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
-        settings = replace(given.settings, compiled=compiled)
+        settings = replace(settings, compiled=compiled)
         device = torch.device(settings.device)
         noted = CallRecord(
-            watched, weakref.ref(model), users_line(), settings, given.shape, clock_for(device),
+            watched, weakref.ref(model), users_line(), settings, shape, clock_for(device),
             TorchContext.current(device.type),
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture, autocast=self.here.autocast,
         )  # fmt: skip
-        if not compiled and given.repeated is not None:  # compiled code is specialised to its arguments
-            noted.arguments = self.kept.keep(*given.repeated, device)
+        if not compiled and repeated is not None:  # compiled code is specialised to its arguments
+            noted.arguments = self.kept.keep(*repeated, device)
         if watched.sees_attention and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
-            self.reads.watch()
+            self.reads.watch(self.here, self.around)
         noted.start, noted.began_s = noted.clock.mark(), now_s()
         return noted
 

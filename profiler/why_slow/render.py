@@ -88,13 +88,11 @@ def _spent(why: Why) -> str:
 
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its ceiling, if that is more than any finding saves."""
-    calls_s = (1 - why.seen.waiting) * steady_s(why.seen.calls)
     if not why.modules:
         return []
-    module = why.modules[0]
-    beyond_s = module.beyond_s
-    if why.floor:  # as the table has it: a repetition among other processes also waits for them
-        beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
+    module, calls_s = why.modules[0], (1 - why.seen.waiting) * steady_s(why.seen.calls)
+    # As the table has it: a repetition among other processes also waits for them.
+    beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
     if beyond_s < _MUCH * calls_s or beyond_s <= (1 - why.seen.waiting) * _largest_s(why):
         return []
     count = round(module.calls)
@@ -313,10 +311,8 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     for row, seconds in shown.items():
         yield TimePart(row, min(left_s, seconds), beyond_floor=True)
         left_s -= min(left_s, seconds)
-    kernels = (
-        "other kernels slower than the ceilings" if shown else "kernels (modules unknown) slower than the ceilings"
-    )
-    yield TimePart(f"{kernels}, and overhead beyond that", left_s, beyond_floor=True)
+    kernels = "other kernels" if shown else "kernels (modules unknown)"
+    yield TimePart(f"{kernels} slower than the ceilings, and overhead beyond that", left_s, beyond_floor=True)
 
 
 @dataclass(frozen=True)

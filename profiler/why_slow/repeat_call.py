@@ -49,38 +49,38 @@ class Run:
     def __call__(self) -> object:
         return self.run()
 
+    @classmethod
+    def in_sequence(cls, runs: Sequence[Run]) -> Run:
+        """Some runs, one after the other."""
 
-def in_sequence(runs: Sequence[Run]) -> Run:
-    """Some runs, one after the other."""
+        def shortened(tokens: int) -> tuple[Run, ...]:
+            parts = [run.shortened(tokens) for run in runs]
+            return tuple(part for each in parts for part in each) if all(parts) else ()
 
-    def shortened(tokens: int) -> tuple[Run, ...]:
-        parts = [run.shortened(tokens) for run in runs]
-        return tuple(part for each in parts for part in each) if all(parts) else ()
+        return cls(lambda: [run() for run in runs], sum(run.about_s for run in runs), shortened)
 
-    return Run(lambda: [run() for run in runs], sum(run.about_s for run in runs), shortened)
+    @classmethod
+    def in_even_sequence(cls, runs: Sequence[Run]) -> Run:
+        """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
 
+        def shortened(tokens: int) -> tuple[Run, ...]:
+            chosen = evenly(runs, tokens)
+            return tuple(replace(run, weight=len(runs) / len(chosen)) for run in chosen)
 
-def in_even_sequence(runs: Sequence[Run]) -> Run:
-    """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
+        return replace(cls.in_sequence(runs), shortened=shortened)
 
-    def shortened(tokens: int) -> tuple[Run, ...]:
-        chosen = evenly(runs, tokens)
-        return tuple(replace(run, weight=len(runs) / len(chosen)) for run in chosen)
+    @classmethod
+    def with_steps(cls, run: Callable[[int], object], count: int) -> Run:
+        """A first run and `count` steps after it; `run` runs the first and so many steps."""
 
-    return replace(in_sequence(runs), shortened=shortened)
+        def shortened(tokens: int) -> tuple[Run, ...]:
+            steps = tokens - 1
+            if steps < 1 or steps >= count:
+                return ()
+            times = count / steps
+            return Run(functools.partial(run, 0), weight=1 - times), Run(functools.partial(run, steps), weight=times)
 
-
-def with_steps(run: Callable[[int], object], count: int) -> Run:
-    """A first run and `count` steps after it; `run` runs the first and so many steps."""
-
-    def shortened(tokens: int) -> tuple[Run, ...]:
-        steps = tokens - 1
-        if steps < 1 or steps >= count:
-            return ()
-        times = count / steps
-        return Run(functools.partial(run, 0), weight=1 - times), Run(functools.partial(run, steps), weight=times)
-
-    return Run(functools.partial(run, count), shortened=shortened)
+        return cls(functools.partial(run, count), shortened=shortened)
 
 
 @dataclass(frozen=True)
@@ -276,10 +276,6 @@ class CallGroup:
     def generates(self) -> bool:
         return self.call.kind == "generate"
 
-    def like(self, call: Call) -> tuple[float, ...]:
-        """Steady-state seconds of all calls with the shape of `call`."""
-        return tuple(other.steady_s for other in self.calls if other.words == call.words)
-
     @property
     def last_step_s(self) -> tuple[float, float] | None:
         """Seconds of the last decode step: (at the ceilings, of the host to launch it); None if they are unknown."""
@@ -311,6 +307,7 @@ class CallGroup:
 
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
         """A change to the call that stands for all, or to that of `more`; by default, the same call `within`."""
-        as_is, seconds = self.repeated(), statistics.median(self.like(self.call))
+        as_is = self.repeated()
+        seconds = statistics.median(other.steady_s for other in self.calls if other.words == self.call.words)
         common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
         return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)

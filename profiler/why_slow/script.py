@@ -55,11 +55,9 @@ def run_script(path: Path, arguments: Sequence[str]) -> int:
             " `%load_ext profiler` in it and begin a cell with `%%why`."
         )
     try:
-        source = path.read_bytes()
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
-    try:
-        code = compile(source, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise RequestError(f"{path} is not a Python script: {error}.") from None
     main = types.ModuleType("__main__")

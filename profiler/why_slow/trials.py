@@ -27,7 +27,6 @@ from profiler.why_slow.findings import (
     TriedChange,
     Untried,
     is_settled,
-    pairs_agree,
 )
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
@@ -139,13 +138,13 @@ def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
     rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
     if plan.tokens:
         shape += f", as {plan.tokens} of its tokens"
-    evidence = candidate.evidence
-    if pairs_agree(rounds):
-        with contextlib.suppress(Exception):  # the saving is known without it
-            evidence += candidate.explain()
     numbers = tuple(call.number for call in candidate.group.calls)
-    what = (candidate.where, evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
-    return TriedChange(candidate.id, numbers, rounds, *what)
+    what = (candidate.where, candidate.evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
+    trial = TriedChange(candidate.id, numbers, rounds, *what)
+    if trial.claimed:
+        with contextlib.suppress(Exception):  # the saving is known without it
+            trial = replace(trial, evidence=trial.evidence + candidate.explain())
+    return trial
 
 
 def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> Rounds:
@@ -202,7 +201,7 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (call.kind, noted.architecture, call.where, call.context_len > 0, bool(call.failed), call.settings)
         by_key[key].append((call, noted))
-    loaded = [(id(model), load.where) for model, load in zip(recorder.loaded_models, seen.loads, strict=True)]
+    loaded = {id(model): load.where for model, load in zip(recorder.loaded_models, seen.loads, strict=True)}
     last_load = seen.loads[-1].where if seen.loads else ""
     first_calls = {call.model: call.where for call in reversed(seen.calls)}
     groups = []
@@ -211,7 +210,7 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
         first, last = calls[0], calls[-1]
         model = models.get(last.model)
         if model is not None and any(noted.arguments is not None for noted in notes):
-            loaded_at = dict(loaded).get(id(model), last_load) or first_calls[last.model]
+            loaded_at = loaded.get(id(model), last_load) or first_calls[last.model]
             groups.append(CallGroup(calls, notes, model, loaded_at, recorder))
         elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:
             why = "their arguments are not kept: calls share a cache, or the arguments are large"
@@ -269,11 +268,10 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
         call, rest_s = replace(first, new_tokens=1), first.seconds - first.prompt_s
     if noted.arguments is None or first.seconds - rest_s > left_s:
         return None
-    try:
+    with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
         run = repeat(noted, call, group.model)
         [repeated_s] = time_calls(run, noted.clock, 1, drop_first=False)
         if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
             repeated_s = min(repeated_s, *time_calls(run, noted.clock, 1, drop_first=False))
-    except Exception:  # a call that cannot be repeated counts in full
-        return None
-    return repeated_s + rest_s
+        return repeated_s + rest_s
+    return None

@@ -23,16 +23,8 @@ _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 """Arguments of a forward whose logits are all used, or are chosen already."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the arguments of a call say."""
-
-    settings: CallSettings
-    shape: tuple[int, int, int]
-    """As `CallRecord.shape`."""
-    mask: Any = None
-    repeated: Arguments | None = None
-    """The arguments of a repetition; None if it cannot be repeated."""
+Given = tuple[CallSettings, tuple[int, int, int], Any, Arguments | None]
+"""What arguments say: (settings, shape as in `CallRecord`, mask or None, those of a repetition if it can be one)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ def _of_tokens(settings_of: Callable[..., CallSettings], method: str, model: Any
     tokens = embedded[..., 0] if ids is None and embedded is not None else ids
     rows, count = (1, 1) if tokens is None else (int(tokens.shape[0]), int(tokens.shape[1]))
     shape = rows * settings.times_computed, count, 0 if tokens is None else context_len(named)
-    return Given(settings, shape, named.get("attention_mask"), (args, _stored(named)))
+    return settings, shape, named.get("attention_mask"), (args, _stored(named))
 
 
 def _stored(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,12 +75,12 @@ def _generate_batch(model: Any, args: tuple[Any, ...], named: Mapping[str, Any])
     args, named = by_name(type(model).generate_batch, args, named)
     prompts = named["inputs"]
     settings = replace(generate_settings(model, named), cache=True, cache_class="PagedAttentionCache")
-    return Given(settings, (len(prompts), round(statistics.mean(map(len, prompts))), 0), None, (args, _stored(named)))
+    return settings, (len(prompts), round(statistics.mean(map(len, prompts))), 0), None, (args, _stored(named))
 
 
 def _plain(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
     shape = (*token_ids(args, named).shape, 0)
-    return Given(common_settings(model), shape, named.get("attention_mask"), repeatable(args, dict(named)))
+    return common_settings(model), shape, named.get("attention_mask"), repeatable(args, dict(named))
 
 
 FORWARD = Watched("forward", "__call__", lambda *call: _of_tokens(forward_settings, "forward", *call))

@@ -53,8 +53,7 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     linears = packed_linears(model)
     if not linears or is_spread(model):
         return None
-    own = torch.bfloat16 if is_plain(model) else model.dtype
-    dtype = own if own.itemsize > 1 else torch.bfloat16
+    dtype = torch.bfloat16 if is_plain(model) or model.dtype.itemsize == 1 else model.dtype
     device = torch.device(call.settings.device)
     copies = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))

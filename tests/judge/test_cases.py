@@ -17,7 +17,7 @@ from made_facts import timed_step
 
 from profiler.facts.overhead import Overhead
 from profiler.facts.telemetry import ActiveShares
-from profiler.judge.breakdown import TERMS, Demand, StepCeilings, break_down, with_engine
+from profiler.judge.breakdown import TERMS, Demand, StepCeilings, break_down
 from profiler.judge.regimes import LIMITS, Bound, Flag, Measurement, Regime, Verdict, judge_cell
 from profiler.report.glossary import GLOSSARY
 from profiler.report.plots.style import REGIME_COLOR
@@ -66,7 +66,7 @@ def verdict_of(case: dict[str, str]) -> Verdict:
         clock_share=clock_share,
         activity=ActiveShares(float(case["sm_active"]) if case["sm_active"] else None, None),
     )
-    split, graph_step_s, offloaded = with_engine(parts) if owns else parts, ms.get("graph_ms"), ms["link_ms"] > 0
+    split, graph_step_s, offloaded = parts.with_engine() if owns else parts, ms.get("graph_ms"), ms["link_ms"] > 0
     return judge_cell(Measurement(split, cell, flops_per_s, ceilings, graph_step_s=graph_step_s, offloaded=offloaded))
 
 

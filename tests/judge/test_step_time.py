@@ -22,7 +22,7 @@ from profiler.facts.overhead import Calls, Overhead, OverheadSamples, overhead_o
 from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey
-from profiler.judge.breakdown import TERMS, Demand, StepCeilings, adds_up, break_down, with_engine
+from profiler.judge.breakdown import TERMS, Demand, StepCeilings, break_down
 from profiler.judge.cells import joules_a_token
 from profiler.judge.demand import breakdown_of, cells_of_disturbed_overhead, cells_of_disturbed_parts
 from profiler.judge.engine_differences import parts_of
@@ -85,11 +85,23 @@ def test_parts_of_both_loops_are_differences() -> None:
     assert parts_of(steps, 10e-3) == pytest.approx({**expected, "rest": 2e-3})
 
 
+def test_the_overhead_of_generate_is_a_term_with_an_interval() -> None:
+    """12 ms measured, 8 ms for the weights, 3 ms overhead: 1 ms is left. Errors of 3 and 4 give 5."""
+    ceilings = StepCeilings(1e12, None, overlaps=False)
+    before = break_down(12e-3, [Demand("op", "mlp", 0.0, 8e9, 0.0, 1e15)], 0.0, ceilings, 0.4e-3)
+    found = before.with_generate(3e-3, 0.3e-3)
+    assert found.generate_s == 3e-3
+    assert found.unexplained_s == pytest.approx(1e-3)
+    assert terms(found) == pytest.approx(12e-3)
+    assert found.half_widths_s["generate_s"] == 0.3e-3
+    assert found.half_widths_s["unexplained_s"] == pytest.approx(math.hypot(0.3e-3, 0.4e-3))
+
+
 @pytest.mark.parametrize(("latency_s", "engine_s", "unexplained_s"), [(15e-3, 4e-3, 0.0), (9e-3, 0.0, -2e-3)])
 def test_time_beyond_the_ceilings_is_the_engines(latency_s: float, engine_s: float, unexplained_s: float) -> None:
     """1 GB of weights and 0.1 GB of cache at 100 GB/s need 11 ms. An engine takes the rest, but no time below zero."""
     ceilings = StepCeilings(100e9, None, overlaps=False)
-    found = with_engine(break_down(latency_s, [demand(1e6, 1e9, 0.1e9)], 0.0, ceilings, 0.2e-3))
+    found = break_down(latency_s, [demand(1e6, 1e9, 0.1e9)], 0.0, ceilings, 0.2e-3).with_engine()
     assert (found.engine_s, found.unexplained_s) == (pytest.approx(engine_s), pytest.approx(unexplained_s))
     assert terms(found) == pytest.approx(latency_s)
     assert found.half_widths_s["engine_s"] >= 0.2e-3
@@ -99,9 +111,9 @@ def test_a_breakdown_adds_up_if_little_is_unexplained_or_negative() -> None:
     """1 of 10 ms unexplained is little; 6 of 15 ms are not, nor is a rest of -5 ms after 12 ms of overhead."""
     ceilings = StepCeilings(100e9, Overhead(6e-3, 0.0), overlaps=False)
     demands = [Demand("op", "mlp", 1e6, 0.3e9, 0.0, 1e12)]
-    assert adds_up(break_down(10e-3, demands, 0.0, ceilings))
-    assert not adds_up(break_down(15e-3, demands, 0.0, ceilings))
-    assert not adds_up(break_down(10e-3, demands, 0.0, replace(ceilings, overhead=Overhead(12e-3, 0.0))))
+    assert break_down(10e-3, demands, 0.0, ceilings).adds_up
+    assert not break_down(15e-3, demands, 0.0, ceilings).adds_up
+    assert not break_down(10e-3, demands, 0.0, replace(ceilings, overhead=Overhead(12e-3, 0.0))).adds_up
 
 
 CASES = list(csv.DictReader(Path(__file__).with_name("breakdowns.csv").read_text().splitlines()))

@@ -24,13 +24,7 @@ from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
 from profiler.why_slow import change_registry, trials
 from profiler.why_slow.findings import TRIALS_SHARE, TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
-from profiler.why_slow.repeat_call import (
-    Candidate,
-    RepeatedCall,
-    Run,
-    in_even_sequence,
-    with_steps,
-)
+from profiler.why_slow.repeat_call import Candidate, RepeatedCall, Run
 from profiler.why_slow.trials import TrialPlan, plan_trial
 from profiler.why_slow.watched_calls import GENERATE, GENERATE_BATCH
 from profiler.why_slow.weight_changes import unmerged_adapters
@@ -416,10 +410,10 @@ def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
 def test_some_forwards_stand_for_a_loop() -> None:
     """Six of 48 forwards of 1 to 48 s represent all 1176 s. A prompt and some steps represent a loop with a cache."""
     forwards = [Run(lambda second=second: second) for second in range(1, 49)]
-    parts = in_even_sequence(forwards).shortened(6)
+    parts = Run.in_even_sequence(forwards).shortened(6)
     assert len(parts) == 6
     assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(1176.0, rel=0.03)
-    cached = with_steps(lambda steps: 5.0 + 0.5 * steps, 47)
+    cached = Run.with_steps(lambda steps: 5.0 + 0.5 * steps, 47)
     parts = cached.shortened(6)
     assert [part.run() for part in parts] == [5.0, 7.5]
     assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(float(str(cached())))
