@@ -20,13 +20,7 @@ from profiler.facts.operators import REST
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.request import ModelRequest
-from profiler.measure.captured_calls import (
-    answered,
-    callable_modules,
-    caught_calls,
-    masks_of_uncaptured_steps,
-    step_of,
-)
+from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
 from profiler.measure.replay import replay_calls, replay_linears
 from profiler.measure.schedule import corners
 from profiler.measure.subject import Subject

@@ -153,10 +153,10 @@ class Subject:
 
     def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
         """Rows from which all of bitsandbytes' 4-bit kernels would write a dense copy; None if never, or not known."""
-        request, cuda = self.request, self.machine.is_cuda
-        if not cuda and four_bit_fuses_on_cpu():
+        request = self.request
+        if not self.machine.is_cuda and four_bit_fuses_on_cpu():
             return None
-        half_dtype = torch.float16 if cuda and self.machine.info.capability < (8, 0) else torch.bfloat16
+        half_dtype = getattr(torch, self.machine.info.sixteen_bit_dtype)
         compute_dtype = request.dtype if request.dtype.itemsize == 2 else half_dtype
         weights = [op.weight for op in linears]
         shapes = {

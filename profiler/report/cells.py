@@ -25,18 +25,21 @@ from profiler.report.blocks import (
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.glossary import roofline_words
-from profiler.report.overview import setting_lines
 from profiler.report.roofline_data import ceiling_lines, point_words
 from profiler.report.selection import MOST_SIZES, first_engine, of_first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import CELLS_FILE, Run
-from profiler.units import duration, several, significant
+from profiler.units import duration, several, short_count, significant
 
 
 def cells(run: Run) -> Section:
     """Every cell. The terminal prints the notes with the table."""
-    setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=HTML)
-    return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
+    model, prompts = run.model, run.document.grid.prompts
+    precision = model.precision + (", random weights" if model.weights == "random" else "")
+    setting = [f"{model.id}: {short_count(model.params)} parameters, {precision}, on {run.document.device.name}"]
+    setting += [f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []
+    blocks = [Lines(setting, "paragraph"), CellsTable(run), Lines(_cell_notes(run), media=HTML)]
+    return Section("Cells", blocks, "measured times; rates from counted work")
 
 
 _IN_VERDICT = ("regime", "confidence")

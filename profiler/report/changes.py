@@ -46,7 +46,10 @@ def ran(run: Run) -> Section | None:
     """Part, execution path, and the time that its changes save or cost in the cell in which they were tried."""
     if not run.measured:
         return None
-    model, first, device = run.model, _first_tried(run), run.document.device
+    model, device = run.model, run.document.device
+    tried = [item for item in run.document.evidence if any(effect.basis == "tried" for effect in item.changes)]
+    by_size = sorted(tried, key=lambda item: (item.phase, item.batch_size, item.prompt_len))
+    first = by_size[0] if by_size else None  # a decode step, or else a prefill
     rows = [("arithmetic", _arithmetic(run), _instead(first, {ChangeId.DTYPE}))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
@@ -73,12 +76,6 @@ def ran(run: Run) -> Section | None:
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
     blocks = [text_table(headings, rows, wrapped=headings[1:]), *linears(run)]
     return Section("What ran", blocks, "reported by the libraries on this device", FULL, folded=True)
-
-
-def _first_tried(run: Run) -> CellEvidence | None:
-    """Return the smallest decode step with a tried change, or else the smallest such prefill."""
-    candidates = [item for item in evidence_of(run).values() if any(effect.basis == "tried" for effect in item.changes)]
-    return min(candidates, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
 
 
 def _arithmetic(run: Run) -> str:

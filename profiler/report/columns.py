@@ -29,7 +29,6 @@ class Column:
     """Whose tables have it."""
 
     def entry(self, result: CellResult) -> Entry:
-        """Return the entry of one row."""
         value = self.value(result)
         number = self.show is not None or isinstance(value, int)
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -86,13 +85,9 @@ def columns_with_values(run: Run, medium: Medium) -> list[Column]:
     return [column for column in filled if medium in column.media and not omitted.get(column.heading)]
 
 
-EXPORTED_COLUMNS = tuple(name for name, shown in SHOWN.items() if shown.is_exported)
-"""The columns of cells.csv that exports have, in their order."""
-
-
 def tokens_table(run: Run) -> pd.DataFrame:
-    """Return `EXPORTED_COLUMNS` of every cell and phase: numbers, with units in the names of the columns."""
-    return run.cells[list(EXPORTED_COLUMNS)]
+    """Return the exported columns of every cell and phase: numbers, with units in the names of the columns."""
+    return run.cells[[name for name, shown in SHOWN.items() if shown.is_exported]]
 
 
 _ESCAPED = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "\\|[]`"}})

@@ -297,12 +297,9 @@ class GpuEntry(Datasheet):
 
 
 def gpu_rows(gpus: Sequence[Datasheet]) -> list[GpuEntry]:
-    """Return the entries of the JSON document."""
+    dtypes = (*_RIDGES.values(), "bfloat16")
     return [
-        GpuEntry(
-            **vars(gpu),
-            ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in (*_RIDGES.values(), "bfloat16")},
-        )
+        view(GpuEntry, gpu, ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in dtypes})
         for gpu in gpus
     ]
 
@@ -377,5 +374,4 @@ def link_lines(document: LinkDocument) -> list[str]:
 
 
 def message_size(nbytes: float) -> str:
-    """Return the size of a message in KiB or MiB."""
     return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 2**10:.3g} KiB"

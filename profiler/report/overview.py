@@ -22,7 +22,7 @@ from profiler.report.blocks import (
 )
 from profiler.report.selection import cell_words, of_first_engine, of_phase, smallest_known
 from profiler.store.folder import CELLS_FILE, Run
-from profiler.units import duration, percent, short_count, significant
+from profiler.units import duration, percent, significant
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -69,16 +69,6 @@ def _lines_to_copy(run: Run) -> list[ShellCommand]:
     kind = "To change" if lines else "To change, not tried"
     untried = [(f"{item.change} would save {item.amount} (computed)", item.how) for item in run.document.not_tried]
     return [ShellCommand(f"{kind}: {label}", line, media=HTML) for label, line in lines or untried]
-
-
-def setting_lines(run: Run) -> list[str]:
-    """Return the model and the device, and the prompts if they are texts."""
-    prompts = run.document.grid.prompts
-    precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
-    return [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {run.document.device.name}",
-        *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
-    ]
 
 
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.

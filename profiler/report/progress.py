@@ -82,7 +82,6 @@ class BarListener(Listener):
         self._bars.update(self._task, description=whole_words, detail="", refresh=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        repetition, left = _words(progress)
+        words, left = _words(progress)
         done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
-        self._bars.update(self._task, completed=done_s, total=total_s, description=repetition, detail=left)
-        self._bars.refresh()
+        self._bars.update(self._task, completed=done_s, total=total_s, description=words, detail=left, refresh=True)

@@ -270,32 +270,25 @@ def measure_links(
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
-            links[name] = _LINKS.get(name, partial(_direct_link, name))(machine, budget_s)
+            links[name] = _link(name, machine, budget_s)
     return links, missing
 
 
-def _host_link(machine: Machine, budget_s: float) -> Ceiling:
-    """Bytes/s from ordinary memory of the host, which accelerate 1.15 never pins (`AlignDevicesHook.pre_forward`)."""
-    source = random_bytes(_LINK_BYTES, torch.device("cpu"))
-    seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
-    return ceiling_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
-
-
-def _direct_link(name: str, machine: Machine, budget_s: float) -> Ceiling:
-    """Bytes/s from the host's pinned memory, which the GPU reads directly, or another GPU's (NVLink or PCIe)."""
-    is_pinned = name == PINNED
-    source = random_bytes(_LINK_BYTES, torch.device("cpu" if is_pinned else name))
-    source = source.pin_memory() if is_pinned else source
-    target = torch.empty_like(source, device=machine.device)
-    seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    ends = "pinned host memory to device" if is_pinned else f"{name} to {machine.device}"
+def _link(name: str, machine: Machine, budget_s: float) -> Ceiling:
+    if name == "disk":
+        with disk_fetch(_LINK_BYTES, machine) as fetch:
+            seconds = sample(fetch, machine, budget_s)
+        return ceiling_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
+    source = random_bytes(_LINK_BYTES, torch.device("cpu" if name in ("host", PINNED) else name))
+    if name == "host":  # ordinary memory, as accelerate 1.15 never pins it (`AlignDevicesHook.pre_forward`)
+        seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
+        return ceiling_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
+    # Memory that the GPU reads directly: the host's pinned one, or another GPU's (NVLink or PCIe).
+    direct = source.pin_memory() if name == PINNED else source
+    target = torch.empty_like(direct, device=machine.device)
+    seconds = sample(lambda: target.copy_(direct, non_blocking=True), machine, budget_s)
+    ends = "pinned host memory to device" if name == PINNED else f"{name} to {machine.device}"
     return ceiling_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
-
-
-def _disk_link(machine: Machine, budget_s: float) -> Ceiling:
-    with disk_fetch(_LINK_BYTES, machine) as fetch:
-        seconds = sample(fetch, machine, budget_s)
-    return ceiling_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
 
 
 @contextmanager
@@ -311,6 +304,3 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
             return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
 
         yield read
-
-
-_LINKS = {"host": _host_link, "disk": _disk_link}

@@ -16,6 +16,7 @@ from profiler.device.clock import time_calls
 from profiler.device.device import compute_capability
 from profiler.device.machine import Machine
 from profiler.facts.ceilings import TFLOAT32, Ceiling
+from profiler.patching import switched
 from profiler.roofs.sampler import LEAST_S, ceiling_of, sample, sample_on_device
 
 _GEMM_SMALLEST = 256
@@ -138,9 +139,6 @@ def float8_matmul(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> C
 
 
 def _with_tf32(call: Callable[[], object]) -> object:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    settings = torch.backends.cuda.matmul
+    with switched(partial(setattr, settings, "allow_tf32"), True, settings.allow_tf32):
         return call()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -85,12 +85,10 @@ def write_document(folder: Path, document: RunDocument) -> None:
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
-    """Replace cells.csv."""
     replace_file(folder / CELLS_FILE, cells_text(results))
 
 
 def write_operators(folder: Path, facts: Facts) -> None:
-    """Replace operators.csv."""
     replace_file(folder / OPERATORS_FILE, operators_csv(facts))
 
 

@@ -16,7 +16,7 @@ from profiler.errors import RequestError
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
-from profiler.report.plots.style import REGIME_COLOR, WIDTH_IN, depth_column, log_axes, panel_grid, phases_of, title
+from profiler.report.plots.style import REGIME_COLOR, WIDTH_IN, log_axes, panel_grid, phases_of, title
 from profiler.report.selection import (
     MOST_SIZES,
     evidence_of,
@@ -133,6 +133,7 @@ def memory(run: Run) -> Figure:
 _MOST_BREAKDOWNS_A_PHASE = 12
 # Width of the longest regime with its margin, and of an axis with its label.
 _WORD_INCHES, _AXIS_INCHES = 0.9, 1.2
+_DEPTH_COLUMN = {"prefill": "prompt_len", "decode": "context_len"}
 
 
 def regime_map(run: Run) -> Figure:
@@ -143,12 +144,12 @@ def regime_map(run: Run) -> Figure:
     cells = cells.assign(code=cells["regime"].map(faces.index).astype(float), words=words)
     phases = phases_of(cells)
     most = min(MOST_SIZES, int((WIDTH_IN.get() - _AXIS_INCHES) / _WORD_INCHES))
-    columns = max(min(len(set(cells.loc[cells["phase"] == phase, depth_column(phase)])), most) for phase in phases)
+    columns = max(min(len(set(cells.loc[cells["phase"] == phase, _DEPTH_COLUMN[phase]])), most) for phase in phases)
     width = max(5.0, _WORD_INCHES * columns + _AXIS_INCHES)
     figure, panels = panel_grid(len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
     colors = {"cmap": list(REGIME_COLOR.values()), "vmin": 0, "vmax": len(faces) - 1, "cbar": False}
     for axes, phase in zip(panels, phases, strict=True):
-        depth = depth_column(phase)
+        depth = _DEPTH_COLUMN[phase]
         mine = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
         depths = evenly(sorted(mine[depth].unique()), most)
         batches = evenly(sorted(mine["batch_size"].unique()), MOST_SIZES)

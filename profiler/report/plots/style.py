@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -30,15 +29,8 @@ _MOST_TITLE = 100
 Dashes = str | tuple[int, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class PhaseStyle:
-    """Colour and marker of a phase's cells."""
-
-    color: str
-    marker: str
-
-
-PHASE_STYLE: dict[Phase, PhaseStyle] = {"prefill": PhaseStyle("#D55E00", "^"), "decode": PhaseStyle("#0072B2", "o")}
+PHASE_COLOR: dict[Phase, str] = {"prefill": "#D55E00", "decode": "#0072B2"}
+PHASE_MARKER: dict[Phase, str] = {"prefill": "^", "decode": "o"}
 REGIME_COLOR: dict[str, str] = {
     **{label: TERMS[limit.terms[0]].color for label, limit in LIMITS.items()},
     "link-bound": "#009E73",
@@ -67,14 +59,9 @@ def styled(width_in: float = MOST_WIDTH_IN, /, **settings: str) -> Iterator[None
             WIDTH_IN.reset(before)
 
 
-def depth_column(phase: Phase) -> str:
-    """Return the name of the column with a cell's depth."""
-    return "prompt_len" if phase == "prefill" else "context_len"
-
-
 def phases_of(cells: pd.DataFrame) -> list[Phase]:
     """Return the phases that have cells, in the order of panels."""
-    return [phase for phase in PHASE_STYLE if (cells["phase"] == phase).any()]
+    return [phase for phase in PHASE_COLOR if (cells["phase"] == phase).any()]
 
 
 def title(run: Run) -> str:
