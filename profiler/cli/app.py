@@ -56,7 +56,6 @@ class GroupedCommands(TyperGroup):
 
 
 def name_of(command: Callable[..., Any]) -> str:
-    """Return the name of a command on the command line."""
     return command.__name__.replace("_", "-")
 
 

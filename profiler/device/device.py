@@ -74,7 +74,6 @@ class Device:
 
 
 def describe(device: torch.device) -> Device:
-    """Return the name, memory, caches and capability of `device`."""
     import torch
 
     if device.type == "cuda":

@@ -71,11 +71,9 @@ class Machine:
         return clock.now_s()
 
     def unix_s(self) -> float:
-        """Return the host's wall clock, in seconds since 1970."""
         return time.time()
 
     def available_bytes(self) -> int:
-        """Return the bytes that can still be allocated."""
         return memory.available_bytes(self.device)
 
     def reset_peak(self) -> None:

@@ -112,12 +112,10 @@ def answered(
     banks = [module for operator, group in modules.items() if isinstance(operator, Experts) for module in group]
     skipped = [*banks, *(module for module in model.modules() if is_linear(module))]
 
-    def forward(
-        module: nn.Module, plain_forward: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any
-    ) -> Any:
+    def forward(module: nn.Module, plain: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any) -> Any:
         weight = stored(module) if is_linear(module) else None
         widths = weight and (weight.in_features, weight.out_features)
-        return once((type(module), widths, x.shape), partial(plain_forward, x, *args, **options))
+        return once((type(module), widths, x.shape), partial(plain, x, *args, **options))
 
     with nullcontext() if attends else _wrapped_attention(attention), ExitStack() as patches:
         for module in skipped:

@@ -84,12 +84,10 @@ class _Answer:
     drafting_s: list[float]
 
 
-def measure_drafts(
-    subject: Subject, draft: Draft, new_tokens: int, ceilings: Ceilings, turns: int = _TURNS
-) -> Drafting:
+def measure_drafts(subject: Subject, draft: Draft, new_tokens: int, ceilings: Ceilings) -> Drafting:
     """Answer the prompt with and without drafts in turn, and compute the floors of both at the grid's batches.
 
-    Both answer `turns` times after a warm-up. Raises ModelError for a draft model that does not load.
+    Both answer three times after a warm-up. Raises ModelError for a draft model that does not load.
     """
     machine, model = subject.machine, subject.loaded.module
     drafting, options, work = draft.request, dict[str, Any](prompt_lookup_num_tokens=_NGRAM_TOKENS), None
@@ -99,7 +97,7 @@ def measure_drafts(
     prompt = torch.tensor([list(draft.prompt)], device=machine.device)
     assisted, plain = list[_Answer](), list[_Answer]()
     with torch.inference_mode(), no_gc(), quiet_libraries():
-        for _ in range(1 + turns):
+        for _ in range(1 + _TURNS):
             assisted.append(_answer(model, machine, prompt, new_tokens, options))
             plain.append(_answer(model, machine, prompt, new_tokens, {}))
     first, own = assisted[0], plain[0]

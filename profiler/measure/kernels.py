@@ -111,10 +111,8 @@ def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings
         if left_s < 2 * pass_s:
             break
         replays = tuple(_replay_linears(subject, linears, users[0], ceilings, left_s / (len(shapes) - index)))
-        # Calling each linear once.
-        pass_s = sum(
-            len(modules) * replay.whole.median_s for modules, replay in zip(linears.values(), replays, strict=True)
-        )
+        layers = map(len, linears.values())
+        pass_s = sum(count * replay.whole.median_s for count, replay in zip(layers, replays, strict=True))
         yield Replays(tuple(users), replays)
 
 
@@ -238,8 +236,7 @@ def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
 
     Fewer rows than any prompt has are a decode step of that many sequences; more are a prompt. Each engine has its own.
     """
-    prompts = [key.tokens for key in keys if key.phase == "prefill"]
-    shortest = min(prompts, default=math.inf)
+    shortest = min((key.tokens for key in keys if key.phase == "prefill"), default=math.inf)
     smallest: dict[str, Cell] = {}
     for key in keys:
         smallest[key.cell.engine] = min(key.cell, smallest.get(key.cell.engine, key.cell))

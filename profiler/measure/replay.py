@@ -100,9 +100,7 @@ def replay_calls(
         clock.synchronize()
         deadline_s = machine.now_s() + budget_s
         while not all(times.values()) or (machine.now_s() < deadline_s and not all(map(_is_settled, times.values()))):
-            marks: list[Any] = []
-            faults_before: list[int] = []
-            names: list[Key | None] = []
+            marks, faults_before, names = list[Any](), list[int](), list[Key | None]()
             for _, name, call in order:
                 faults_before.append(page_faults())
                 marks.append(clock.mark())
@@ -174,6 +172,5 @@ def _replay_graph(
         while not _is_settled(samples):
             if len(samples) >= _LEAST_REPLAYS and machine.now_s() >= deadline_s:
                 break
-            [seconds] = time_apart(replay, machine.clock, 1, flush=flush)
-            samples.append(seconds)
+            samples += time_apart(replay, machine.clock, 1, flush=flush)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)

@@ -168,7 +168,6 @@ class Schedule:
             self.round += 1
 
     def progress(self, cell: Cell) -> Progress:
-        """Return the state of the sweep before a repetition of this cell."""
         left_s = max(self.whole_grid_s if self.plan.whole else 0.0, self._left_s)
         return Progress(cell, len(self._states[cell].repetitions) + 1, self.now_s() - self._start_s, left_s)
 

@@ -187,8 +187,6 @@ def _samples(steps: Sequence[tuple[float, float]]) -> StepSamples:
 
 @dataclass(frozen=True)
 class _Work:
-    """A change to try at a cell."""
-
     change: Change
     cell: Cell
     whole: bool = False

@@ -13,19 +13,8 @@ from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
 from profiler.quant.registry import FORMATS
-from profiler.report.blocks import (
-    FULL,
-    HTML,
-    Block,
-    Lines,
-    Picture,
-    Section,
-    ShellCommand,
-    TextTable,
-    evenly,
-    text_table,
-)
-from profiler.report.selection import evidence_of, first_engine, selected_cells
+from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, TextTable, text_table
+from profiler.report.selection import evidence_of, first_engine, selected_cells, spanning
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.store.folder import Run
@@ -210,12 +199,9 @@ _LEAST_SHARE = 0.01
 
 def generate_lines(run: Run) -> list[str]:
     """Return the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
-    lines = []
     by_size = sorted(run.document.generate, key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size))
-    for phase in ("decode", "prefill"):
-        overheads = [item for item in by_size if item.phase == phase]
-        lines += [_generate_line(item, run) for item in evenly(overheads, _MOST_CELLS)]
-    return lines
+    decode_first = sorted(spanning(by_size, _MOST_CELLS), key=lambda item: item.phase)
+    return [_generate_line(item, run) for item in decode_first]
 
 
 def _generate_line(overhead: GenerateOverhead, run: Run) -> str:

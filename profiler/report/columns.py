@@ -38,8 +38,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a table of cells."""
-
     text: str
     sort: str | int | float
     """The value to sort by; empty if there is no value."""
@@ -77,10 +75,8 @@ def columns_with_values(run: Run, medium: Medium) -> list[Column]:
 
     The engine is left out if all rows have the same, and memory on a CPU: the process's peak belongs to no cell.
     """
-    omitted = {
-        "engine": len({result.engine for result in run.results}) == 1,
-        "memory": run.document.device.kind == "cpu",
-    }
+    is_one_engine, is_cpu = len({result.engine for result in run.results}) == 1, run.document.device.kind == "cpu"
+    omitted = {"engine": is_one_engine, "memory": is_cpu}
     filled = [column for column in COLUMNS if any(column.entry(result).sort != "" for result in run.results)]
     return [column for column in filled if medium in column.media and not omitted.get(column.heading)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
@@ -38,11 +39,10 @@ def device(run: Run) -> Section:
     software = ", ".join(f"{name} {version}" for name, version in document.software.items())
     rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
     of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
-    ceilings = ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
     blocks = [
         Lines([_precision_line(run)], "paragraph", media=HTML),
         Lines([line for line in [quality_line(run)] if line]),
-        replace(ceilings, media=HTML),
+        replace(ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock), media=HTML),
         text_table(("", ""), [*rows, ["software", software]], wrapped=("",), media=HTML),
     ]
     note = f"ceilings measured on {measured_at}{sheet}; the rest during the run"
@@ -339,9 +339,8 @@ class LinkDocument(Document):
 def link_document(link: Link) -> LinkDocument:
     """Return the document of a measured link, which has points."""
     ranks = link.points[0].ranks
-    points = [
-        view(MessageEntry, point, fitted_s=link.seconds("all_reduce", point.nbytes, ranks)) for point in link.points
-    ]
+    fitted_s = partial(link.seconds, "all_reduce", ranks=ranks)
+    points = [view(MessageEntry, point, fitted_s=fitted_s(point.nbytes)) for point in link.points]
     return view(LinkDocument, link, ranks=ranks, half_bytes=link.half_bytes(ranks), points=points)
 
 

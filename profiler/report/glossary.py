@@ -23,8 +23,6 @@ from profiler.units import duration, percent, scaled, significant
 
 @dataclass(frozen=True)
 class Term:
-    """A word and its meaning."""
-
     term: str
     meaning: str
 

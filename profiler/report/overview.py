@@ -93,12 +93,11 @@ def seconds_table(run: Run) -> TextTable:
 
 def _time_lines(run: Run) -> list[str]:
     """Return `measured for 58 s (--budget 60), after 7.6 s of imports and 1.2 s of loading`; nothing if not stored."""
-    stages, after_s, budget_s = run.document.stage_s, _after_loading_s(run), run.document.engine.budget_s
+    stage_s, after_s, budget_s = run.document.stage_s, _after_loading_s(run), run.document.engine.budget_s
     budget = f" (--budget {round(budget_s, 1):g})" if budget_s else ""
-    before = [
-        f"{s:.1f} s of {name.replace('starting', 'imports')}" for name, s in stages.items() if name not in after_s
-    ]
-    return [f"measured for {sum(after_s.values()):.0f} s{budget}, after {' and '.join(before)}"] if before else []
+    earlier = (f"{seconds:.1f} s of {name}" for name, seconds in stage_s.items() if name not in after_s)
+    before = " and ".join(earlier).replace("starting", "imports")
+    return [f"measured for {sum(after_s.values()):.0f} s{budget}, after {before}"] if before else []
 
 
 def method(run: Run) -> Section:

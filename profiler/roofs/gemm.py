@@ -81,9 +81,8 @@ def sampled_matmul(matmul: SquareMatmul, machine: Machine, size: int, budget_s: 
         burst_per_s = work / statistics.median(sample(multiply, machine, _BURST_S, least_s=least_s))
         sample(multiply, machine, _SETTLE_S - _BURST_S, least_s=least_s)
         budget_s -= _REST_S + _SETTLE_S
-    return replace(
-        ceiling_of(work, sample(multiply, machine, budget_s, least_s=least_s), method), burst_per_s=burst_per_s
-    )
+    seconds = sample(multiply, machine, budget_s, least_s=least_s)
+    return replace(ceiling_of(work, seconds, method), burst_per_s=burst_per_s)
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:
@@ -103,6 +102,12 @@ def measurable_dtypes(device: torch.device) -> list[str]:
 def square_size(ceiling: Ceiling) -> int:
     """Return the side of the squares with which `measure_gemm` reached this ceiling."""
     return int(ceiling.method.split("x")[0])
+
+
+def remeasure_gemm(machine: Machine, dtype: str, ceiling: Ceiling, budget_s: float) -> Ceiling:
+    """Return the FLOP/s that the matmul of a ceiling by `measure_gemm` reaches now."""
+    size = square_size(ceiling)
+    return sampled_matmul(square_matmul(machine.device, dtype, size), machine, size, budget_s)
 
 
 def square_matmul(device: torch.device, dtype: str, size: int) -> SquareMatmul:

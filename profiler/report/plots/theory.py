@@ -103,8 +103,7 @@ def theory_kv(grid: GridCount) -> Figure:
 def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: float = 0) -> None:
     """Draw what steps need. A name outside the limits would move the picture, so they include the free memory."""
     points = _points(grid, needs_bytes=needs_bytes)
-    phase = phases_of(points)[-1]
-    points = points[points["phase"] == phase]
+    points = points[points["phase"] == phases_of(points)[-1]]
     named = points.assign(line="batch " + points["batch_size"].astype(str))
     sns.lineplot(named, x="depth", y="needs_bytes", hue="line", style="line", markers=True, errorbar=None, ax=axes)
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
