@@ -15,6 +15,7 @@ from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
+from profiler.engines.transformers import greedy_tokens
 from profiler.errors import RequestError
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
@@ -162,21 +163,9 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
         generator.get_candidates = watched
         return generator
 
-    hook = model.register_forward_hook(after_forward)
-    try:
-        with patched(model, _get_candidate_generator=watched_generator):
-            tokens = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=new_tokens,
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=0,
-                **options,
-            )
-    finally:
-        hook.remove()
+    with model.register_forward_hook(after_forward), patched(model, _get_candidate_generator=watched_generator):
+        [tokens] = greedy_tokens(model, prompt, new_tokens, **options)
     machine.clock.synchronize()
     answer.later_s = machine.now_s() - ends[0]
-    answer.tokens = tokens[0, prompt.shape[1] :].tolist()
+    answer.tokens = tokens.tolist()
     return answer
