@@ -85,7 +85,7 @@ def gate_rows(gate: Gate) -> list[list[str]]:
     rows = []
     for phase in gate.phases:
         for cell in phase.cells:
-            word = "SLOWER" if cell.gate == "slower" else cell.gate
+            word: str = "SLOWER" if cell.gate == "slower" else cell.gate
             if cell.gate == "open" and cell.pooled_low > phase.max_slowdown:
                 word = "open: disturbed" if cell.disturbed else "open: few repetitions"
             interval = _interval(cell.pooled, cell.pooled_low, cell.pooled_high)

@@ -263,11 +263,8 @@ class CudaMachine(Machine):
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        self._cuda.nvtx.range_push(name)
-        try:
+        with self._cuda.nvtx.range(name):
             yield
-        finally:
-            self._cuda.nvtx.range_pop()
 
 
 def clear_workspaces() -> None:

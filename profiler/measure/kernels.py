@@ -203,22 +203,20 @@ def _replay_linears(
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     sliced = [op for op in linears if op.rows == "last" and rows[op] == key.cell.batch_size != key.tokens]
     converting = conversions(linears, rows, request)
-    conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
+    share_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
     cold_bytes, page_fault_s = cold_bytes_of(subject, ceilings), ceilings.page_fault_s
     times = replay_linears(
         linears,
         rows,
         machine,
         dtype=request.dtype,
-        budget_s=budget_s - conversions_s,
+        budget_s=budget_s - share_s,
         sliced=sliced,
         cold_bytes=cold_bytes,
         between_bytes=_between_bytes(subject, key, ceilings),
         page_fault_s=page_fault_s,
     )
-    converted = replay_calls(
-        converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s
-    )
+    converted = replay_calls(converting, machine, budget_s=share_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
     for op, seconds in times.items():
         yield Replay(subject.names[op], seconds, converted.get(op, ()), without_faults=page_fault_s > 0)
 

@@ -239,8 +239,7 @@ def overhead_model_by_itself(
     deadline_s = machine.now_s() + budget_s
     clock = machine.clock
     ids = torch.zeros(1, _PROMPT, dtype=torch.long, device=machine.device)
-    prefills: list[float] = []
-    decodes: list[float] = []
+    prefills, decodes = list[float](), list[float]()
     with torch.inference_mode(), no_gc(), _kept_if(lambda: bool(prefills)):
         engine.prepare(1, _SLOTS)
         for loop in range(_LOOPS):

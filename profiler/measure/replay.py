@@ -15,7 +15,7 @@ from profiler.device.clock import time_apart
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.quant.storage import without_waiting
-from profiler.stats import timing_of
+from profiler.roofs.sampler import is_known
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -132,12 +132,8 @@ _KNOWN_HALF_WIDTH = 0.01
 
 def _is_settled(samples: Sequence[float]) -> bool:
     """Whether further samples would hardly move the median, or would not justify their space on disk."""
-    if len(samples) < ENOUGH_SAMPLES:
-        return False
-    if len(samples) >= _MOST_SAMPLES:
-        return True
-    timing = timing_of(samples)
-    return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
+    is_enough = len(samples) >= ENOUGH_SAMPLES and is_known(samples, _KNOWN_HALF_WIDTH)
+    return is_enough or len(samples) >= _MOST_SAMPLES
 
 
 def _replay_graph(

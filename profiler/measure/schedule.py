@@ -108,10 +108,9 @@ class CellState:
     def is_narrow(self, half_width: float, spreads: Mapping[Phase, RepetitionSpread]) -> bool:
         if len(self.repetitions) < LEAST_REPETITIONS:
             return False
-        samples = {key.phase: phase_samples(key.phase, self.repetitions) for key in self.repetitions[0].cell.keys}
-        return all(
-            narrow_enough(estimate(times, spreads[phase]), len(times), half_width) for phase, times in samples.items()
-        )
+        phases = [key.phase for key in self.repetitions[0].cell.keys]
+        timed = [(phase_samples(phase, self.repetitions), spreads[phase]) for phase in phases]
+        return all(narrow_enough(estimate(times, spread), len(times), half_width) for times, spread in timed)
 
 
 Turn = list[Cell]

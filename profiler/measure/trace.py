@@ -87,9 +87,8 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
         else:
             state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
         state = engine.decode(state)
-        target = None if folder is None else folder / TRACE
-        decode = partial(engine.decode, state)
-        activities.append(activity(CellKey("decode", cell), _under_profiler(decode, machine, target)))
+        decode = _under_profiler(partial(engine.decode, state), machine, folder and folder / TRACE)
+        activities.append(activity(CellKey("decode", cell), decode))
     return [each for each in activities if each.kernels]
 
 

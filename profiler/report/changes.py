@@ -37,8 +37,8 @@ def ran(run: Run) -> Section | None:
         return None
     model, device = run.model, run.document.device
     tried = [item for item in run.document.evidence if any(effect.basis == "tried" for effect in item.changes)]
-    by_size = sorted(tried, key=lambda item: (item.phase, item.batch_size, item.prompt_len))
-    first = by_size[0] if by_size else None  # a decode step, or else a prefill
+    # The smallest decode step, or else the smallest prefill.
+    first = min(tried, key=lambda item: (item.phase, item.batch_size, item.prompt_len), default=None)
     rows = [("arithmetic", _arithmetic(run), _instead(first, {ChangeId.DTYPE}))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:

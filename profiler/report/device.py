@@ -208,16 +208,15 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     for gpu in gpus:
         best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
         peaks = {name: gpu.peak_flops_per_s(dtype) for name, dtype in _DTYPES.items() if name != "bf16"}
-        rows.append(
-            [
-                gpu.gpu + (" ?" if any(name.startswith(_SHOWN) for name in gpu.uncertain) else ""),
-                f"{gpu.memory_bytes / 2**30:.0f}",
-                f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
-                *(_shown(_per(peak, 1e12)) for peak in (peaks | {"fp16": best16}).values()),
-                significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
-                f"{gpu.tdp_w:.0f}",
-            ]
-        )
+        row = [
+            gpu.gpu + (" ?" if any(name.startswith(_SHOWN) for name in gpu.uncertain) else ""),
+            f"{gpu.memory_bytes / 2**30:.0f}",
+            f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
+            *(_shown(_per(peak, 1e12)) for peak in (peaks | {"fp16": best16}).values()),
+            significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
+            f"{gpu.tdp_w:.0f}",
+        ]
+        rows.append(row)
     headings = ("GPU", "GiB", "GB/s", "fp64", "fp32", "tf32", "fp16", "fp8", "fp4", "int8", "ridge", "W")
     caption = (
         "dense peaks in TFLOP/s (int8: TOP/s; fp16: or bfloat16); GB/s of memory; ridge: FLOP/byte in 16 bits;"

@@ -14,7 +14,6 @@ from profiler.units import time_left
 if TYPE_CHECKING:
     from profiler.measure.schedule import Progress as SweepProgress
 
-
 _EVERY_S = 30.0
 _SPINNER = 4
 """Columns of the spinner, and of the gaps next to it and to an empty bar."""

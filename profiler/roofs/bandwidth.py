@@ -257,8 +257,7 @@ def measure_links(
     pinned memory, which accelerate's hooks do not use. Raises DeviceError.
     """
     budget_s = effort.STANDARD.ceiling_s if budget_s is None else budget_s
-    links: dict[str, Ceiling] = {}
-    missing: dict[str, str] = {}
+    links, missing = dict[str, Ceiling](), dict[str, str]()
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
             links[name] = _link(name, machine, budget_s)

@@ -138,9 +138,8 @@ def float8_matmul(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> C
     """Return torchao's float8 matmul (0.18, `addmm_float8_unwrapped_inference`): a scale per row, or per tensor."""
     rows, columns = (left.shape[0], right.shape[1]) if by_row else (1, 1)
     scale_a, scale_b = torch.ones(rows, 1, device=left.device), torch.ones(1, columns, device=left.device)
-    return partial(
-        torch._scaled_mm, left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
-    )
+    options = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+    return partial(torch._scaled_mm, left, right, **options)
 
 
 def _with_tf32(call: Callable[[], object]) -> object:

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.regimes import LIMITS
+from profiler.patching import switched
 from profiler.store.folder import Run
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
@@ -50,13 +51,10 @@ def styled(width_in: float = MOST_WIDTH_IN, /, **settings: str) -> Iterator[None
     """
     wide = {font.name for font in fontManager.ttflist if _WIDE_FONTS.search(font.name)}
     families = ["sans-serif", *sorted(wide)]  # matplotlib takes glyphs that the first font lacks from the others
-    with plt.style.context([STYLE_FILE, {"font.family": families, **settings}]), warnings.catch_warnings():
+    look = plt.style.context([STYLE_FILE, {"font.family": families, **settings}])
+    with look, switched(WIDTH_IN.set, width_in, WIDTH_IN.get()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        before = WIDTH_IN.set(width_in)
-        try:
-            yield
-        finally:
-            WIDTH_IN.reset(before)
+        yield
 
 
 def phases_of(cells: pd.DataFrame) -> list[Phase]:
