@@ -48,7 +48,6 @@ class GroupedCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the name and the summary of each command under the heading of its group."""
         for heading, functions in GROUPS.items():
             names = [name_of(function) for function in functions]
             with formatter.section(heading):
@@ -56,7 +55,6 @@ class GroupedCommands(TyperGroup):
 
 
 def name_of(command: Callable[..., Any]) -> str:
-    """Return the name of a command on the command line."""
     return command.__name__.replace("_", "-")
 
 

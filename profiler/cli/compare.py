@@ -51,8 +51,6 @@ _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, 
 
 @dataclass(frozen=True)
 class GateOutput(LongOutput):
-    """How `gate` prints its verdict."""
-
     format: str = option("table", "table, json, junit or github.")
 
     formats = ("table", "json", "junit", "github")

@@ -94,9 +94,9 @@ def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hi
             file=sys.stderr,
         )
     else:
-        page = Section("", [Lines([f"next: open {folder}/why.html"] if folder else [])])
-        whole_by = f"open {folder}/why.html"
-        output.answer(lambda: why_document(found), lambda: [*why_sections(found), page], whole_by, sys.stderr)
+        page = f"open {folder}/why.html"
+        end = Section("", [Lines([f"next: {page}"] if folder else [])])
+        output.answer(lambda: why_document(found), lambda: [*why_sections(found), end], page, sys.stderr)
     for hint in hints:
         print(hint, file=sys.stderr)
 
@@ -128,17 +128,16 @@ def export(
     """Write a run's tokens-per-second table."""
     from profiler.report.columns import EXPORTERS, tokens_table
     from profiler.store.folder import read_run
+    from profiler.store.writer import replace_file
 
     one_of(kind, "--format", EXPORTERS)
     content = EXPORTERS[kind](tokens_table(read_run(folder)))
-    if out is None:
-        if kind == "parquet" and sys.stdout.isatty():
-            raise RequestError("--format parquet is binary; name a file with --out.")
+    if out is not None:
+        replace_file(out, content)
+    elif kind == "parquet" and sys.stdout.isatty():
+        raise RequestError("--format parquet is binary; name a file with --out.")
+    else:
         sys.stdout.buffer.write(content)
-        return
-    from profiler.store.writer import replace_file
-
-    replace_file(out, content)
 
 
 @asks()

@@ -206,26 +206,20 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
     _refuse_gaps([result])
 
 
-@dataclass(frozen=True)
-class OfLink:
-    """The link that `ceilings` measures in place of the ceilings."""
-
-    link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
-
-    def __post_init__(self) -> None:
-        if self.link_ranks and self.link_ranks < 2:
-            raise RequestError(f"--link {self.link_ranks}: a link has at least 2 ranks.")
-
-
 @asks()
-def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
+def ceilings(
+    *,
+    on: OnDevice,
+    link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link"),
+    output: Output,
+) -> None:
     """Measure the ceilings of this device.
 
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
-    if between.link_ranks:
-        _ceilings_of_link(on.device, between.link_ranks, output)
+    if link_ranks:
+        _ceilings_of_link(on.device, link_ranks, output)
         return
     from profiler.device.contention import ForeignLoad
     from profiler.device.device import resolve_device
@@ -262,6 +256,8 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
 def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
     from profiler.device.device import resolve_device
 
+    if ranks < 2:
+        raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
     group = group_of("--link", ranks, resolve_device(device).type)
     if group is None:
         return
@@ -316,9 +312,8 @@ def models(output: Output) -> None:
         f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{' (gated)' if preset.gated else ''}"
         for name, preset in presets.items()
     ]
-    output.answer(
-        lambda: {name: preset.model_dump() for name, preset in presets.items()}, lambda: [Section("", [Lines(lines)])]
-    )
+    document = {name: preset.model_dump() for name, preset in presets.items()}
+    output.answer(lambda: document, lambda: [Section("", [Lines(lines)])])
 
 
 def run_json(run: Run) -> dict[str, object]:

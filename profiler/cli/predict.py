@@ -17,7 +17,6 @@ from profiler.quant.stored_formats import quant_of
 from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
-    from profiler.counting.grid_count import GridCount
     from profiler.data.ceiling_set import CeilingSet
 
 _PLOTS = ("roofline", "kv")
@@ -94,8 +93,6 @@ class CountOptions:
 
 @dataclass(frozen=True)
 class CountOutput(LongOutput):
-    """How `count` prints its answer."""
-
     format: str = option("table", "table, json or csv.")
 
     formats = ("table", "json", "csv")
@@ -175,8 +172,17 @@ def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutp
     )
     check_countable(grid, counted.work)
     if options.plot:
-        out = options.out or Path(f"{Path(source.name).name}-{options.plot}.png")
-        print(_draw(grid, options.plot, options.run, out))
+        from profiler.report.plots import check_gpus, save_figure
+        from profiler.report.plots.style import styled
+        from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
+        from profiler.store.folder import read_run
+
+        check_gpus(grid, options.plot, f"--plot {options.plot}", "--gpu T4")
+        out, run = options.out or Path(f"{Path(source.name).name}-{options.plot}.png"), options.run
+        with styled():
+            figure = theory_roofline(grid, read_run(run)) if run is not None else THEORY_PLOTS[options.plot](grid)
+        save_figure(figure, out)
+        print(out)
     elif output.format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
     else:
@@ -184,46 +190,28 @@ def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutp
         output.answer(lambda: grid_document(grid, numbers), lambda: grid_sections(grid, numbers))
 
 
-def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
-    from profiler.report.plots import check_gpus, save_figure
-    from profiler.report.plots.style import styled
-    from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
-    from profiler.store.folder import read_run
-
-    check_gpus(grid, plot, f"--plot {plot}", "--gpu T4")
-    with styled():
-        figure = theory_roofline(grid, read_run(run)) if run is not None else THEORY_PLOTS[plot](grid)
-    save_figure(figure, out)
-    return out
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is forecast, and on what."""
-
-    source: str = argument("A run folder, or with --on a model.", "RUN|MODEL")
-    on: str = option("", "A GPU such as 'L4'.")
-
-    def __post_init__(self) -> None:
-        from profiler.data.datasheets import gpu_called  # imported late: `--help` needs no tables
-
-        if self.on:
-            gpu_called(self.on)
-
-
 @asks()
-def forecast(source: Source, request: ForecastRequest, output: LongOutput) -> None:
+def forecast(
+    *,
+    source: str = argument("A run folder, or with --on a model.", "RUN|MODEL"),
+    on: str = option("", "A GPU such as 'L4'."),
+    request: ForecastRequest,
+    output: LongOutput,
+) -> None:
     """Predict the times of cells that were not measured.
 
     Prints the error of such forecasts too.
     """
-    name, gpu = source.source, source.on
-    if not gpu and not Path(name).is_dir():
-        raise RequestError(f"{name!r} is not a run folder; pass one, or a model with --on GPU.")
+    from profiler.data.datasheets import gpu_called
+
+    if on:
+        gpu_called(on)
+    elif not Path(source).is_dir():
+        raise RequestError(f"{source!r} is not a run folder; pass one, or a model with --on GPU.")
     from profiler.forecast.command import forecast_on, forecast_run
     from profiler.forecast.screen import forecast_section
 
-    answer = forecast_on(name, gpu, request) if gpu else forecast_run(Path(name), request)
+    answer = forecast_on(source, on, request) if on else forecast_run(Path(source), request)
     output.answer(lambda: answer, lambda: [forecast_section(answer)])
 
 

@@ -254,12 +254,10 @@ def _ceiling_factors(
     return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
 
 
-def _gained(
-    before: Mapping[str, float], after: Mapping[str, float], ceiling_factors: Mapping[str, float]
-) -> dict[str, float]:
+def _gained(before: Mapping[str, float], after: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
     if not before or not after:
         return {}
-    restated = {name: after[name] * ceiling_factors.get(name, 1.0) for name in TERMS}
+    restated = {name: after[name] * factors.get(name, 1.0) for name in TERMS}
     # Replayed kernels were timed as a whole, so a ceiling's part moves to or from the kernel term.
     moved_s = sum(after[name] - restated[name] for name in ("weights_s", "kv_s", "compute_s"))
     restated["kernel_s" if after["kernel_s"] else "unexplained_s"] += moved_s

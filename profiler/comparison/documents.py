@@ -60,7 +60,6 @@ class GateDocument(ComparisonDocument):
 
 
 def comparison_document(comparison: Comparison) -> ComparisonDocument:
-    """Return the document of a comparison of two sides."""
     return view(
         ComparisonDocument,
         comparison,
@@ -73,7 +72,6 @@ def comparison_document(comparison: Comparison) -> ComparisonDocument:
 
 
 def gate_document(gate: Gate) -> GateDocument:
-    """Return the document of a gate."""
     shared = vars(comparison_document(gate.comparison)) | {"cells": gate.cells}
     return view(GateDocument, gate, **shared, line=gate_line(gate))
 

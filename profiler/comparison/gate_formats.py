@@ -7,19 +7,10 @@ from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
 from profiler.comparison.gate import Gate, GatedCell, PhaseGate
-from profiler.comparison.text import (
-    change_words,
-    difference_lines,
-    shared_sentences,
-    sides_lines,
-    signed,
-    times_and_change,
-)
+from profiler.comparison.text import change_texts, change_words, difference_lines, shared_sentences, sides_lines, signed
 from profiler.effort import STANDARD
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import several
-
-_WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 
 
 def gate_section(gate: Gate) -> Section:
@@ -34,8 +25,7 @@ def gate_section(gate: Gate) -> Section:
 def gate_line(gate: Gate) -> str:
     """The outcome in one line, with the limits and the change of each phase."""
     if gate.outcome == "not comparable":
-        refusal = gate.comparison.refusal
-        return f"not comparable: {refusal}; `roofscope compare --anyway` shows them side by side"
+        return f"not comparable: {gate.comparison.refusal}; `roofscope compare --anyway` shows them side by side"
     limits = ", ".join(f"{phase.phase} {signed(phase.max_slowdown)}" for phase in gate.phases)
     phases = "; ".join(_phase_words(phase) for phase in gate.phases)
     if gate.outcome == "pass":
@@ -95,11 +85,11 @@ def gate_rows(gate: Gate) -> list[list[str]]:
     rows = []
     for phase in gate.phases:
         for cell in phase.cells:
-            word = _WORDS[cell.gate]
+            word: str = "SLOWER" if cell.gate == "slower" else cell.gate
             if cell.gate == "open" and cell.pooled_low > phase.max_slowdown:
                 word = "open: disturbed" if cell.disturbed else "open: few repetitions"
             interval = _interval(cell.pooled, cell.pooled_low, cell.pooled_high)
-            rows.append([cell.name, *times_and_change(cell), interval, word])
+            rows.append([cell.name, *change_texts(cell), interval, word])
     return rows
 
 
@@ -124,11 +114,9 @@ def gate_junit(gate: Gate) -> str:
         for cell in phase.cells:
             result = {"slower": "failure", "open": "skipped"}.get(cell.gate, "")
             case(result, _cell_words(cell), classname=kind, name=cell.name, time=f"{cell.after_s:.6g}")
-    counted = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    suite.attrib |= {
-        "tests": str(len(suite)),
-        **{name: str(len(suite.findall(f"*/{tag}"))) for name, tag in counted.items()},
-    }
+    suite.set("tests", str(len(suite)))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"*/{tag}"))))
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 

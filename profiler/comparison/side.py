@@ -161,8 +161,7 @@ def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
         first, second = (f"{clock_hz / 1e6:.0f} MHz" for clock_hz in (before.clock_hz, after.clock_hz))
         items.append(SettingDifference("clock", first, second, "explains"))
-    order = ("refuses", "explains", "context")
-    return tuple(sorted(items, key=lambda item: order.index(item.weight)))
+    return tuple(sorted(items, key=lambda item: ("refuses", "explains", "context").index(item.weight)))
 
 
 def aligned(*sides: Side) -> list[dict[MatchKey, CellTime]]:
@@ -222,9 +221,8 @@ def side_of_run(run: Run) -> Side:
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     swung = swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda")
-    samples = {
-        key: phase_samples(key.phase, rows) for cell, rows in gathered.repetitions.items() if rows for key in cell.keys
-    }
+    timed = [(key, rows) for cell, rows in gathered.repetitions.items() if rows for key in cell.keys]
+    samples = {key: phase_samples(key.phase, rows) for key, rows in timed}
     spreads = repetition_spreads(samples, gathered.repetitions, swung)
     rows = {row.key: row for row in run.measured}
     cells = {}

@@ -160,8 +160,7 @@ def changes_table(comparison: Comparison) -> TextTable:
         # The interval of another tool's single run is only what such runs usually have.
         least = 2 if item.before.is_foreign and item.after.is_foreign else 1
         interval = interval_words(item) if item.repetitions >= least and item.low < item.high else "-"
-        verdict = item.verdict if comparison.comparable else "-"
-        rows.append([item.name, *times_and_change(item), interval, verdict])
+        rows.append([item.name, *change_texts(item), interval, item.verdict if comparison.comparable else "-"])
     reasons = [moved_words(item) or (item.because if comparison.comparable else "") for item in comparison.changes]
     headings = ["cell", "before", "after", "change", "interval", "verdict"]
     if len(set(reasons)) > 1 or any(map(moved_words, comparison.changes)):
@@ -170,7 +169,7 @@ def changes_table(comparison: Comparison) -> TextTable:
     return text_table(headings, rows, texts=("verdict",), wrapped=("reason",))
 
 
-def times_and_change(change: Change) -> tuple[str, str, str]:
+def change_texts(change: Change) -> tuple[str, str, str]:
     """`10.0 ms`, `10.7 ms`, `+7.0 %`."""
     return duration(change.before_s), duration(change.after_s), signed(change.change)
 

@@ -51,8 +51,7 @@ class CudaClock(Clock):
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._cuda = torch.cuda
-        self._device = device
+        self._cuda, self._device = torch.cuda, device
 
     def mark(self) -> torch.cuda.Event:
         event = self._cuda.Event(enable_timing=True)
@@ -87,7 +86,6 @@ class OwnTime:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return CUDA events for a GPU, the host's clock for a CPU."""
     return CudaClock(device) if device.type == "cuda" else Clock()
 
 

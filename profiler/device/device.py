@@ -63,15 +63,9 @@ class Device:
     """Of a GPU: distinguishes two of the same name."""
 
     @property
-    def capability(self) -> tuple[int, int]:
-        """CUDA's compute capability as (major, minor); (0, 0) for a CPU."""
-        major, _, minor = self.compute_capability.partition(".") if self.kind == "cuda" else ("0", "", "0")
-        return int(major), int(minor)
-
-    @property
     def sixteen_bit_dtype(self) -> str:
         """BF16 or FP16, as it multiplies it: FP16 on GPUs before Ampere (compute capability 8.0)."""
-        return "float16" if self.kind == "cuda" and self.capability < (8, 0) else "bfloat16"
+        return "float16" if self.kind == "cuda" and float(self.compute_capability) < 8.0 else "bfloat16"
 
     @property
     def host_threads(self) -> int:
@@ -80,7 +74,6 @@ class Device:
 
 
 def describe(device: torch.device) -> Device:
-    """Return the name, memory, caches and capability of `device`."""
     import torch
 
     if device.type == "cuda":
@@ -114,7 +107,6 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 
 
 def gpu_count() -> int:
-    """Return the number of CUDA devices of this machine."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -217,7 +209,5 @@ def under_wsl() -> bool:
 
 def physical_cores() -> int:
     """Return the number of cores that this process may use; two hardware threads of one core count once."""
-    allowed = os.sched_getaffinity(0)
-    files = [Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in allowed]
-    siblings = {file.read_text() for file in files if file.exists()}
-    return len(siblings) or len(allowed)
+    files = [CPUS_FOLDER / f"cpu{core}" / "topology" / "thread_siblings_list" for core in os.sched_getaffinity(0)]
+    return len({file.read_text() for file in files if file.exists()}) or len(files)

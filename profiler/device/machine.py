@@ -43,17 +43,14 @@ class Machine:
 
     @cached_property
     def clock(self) -> Clock:
-        """The clock that marks points in the device's stream of work."""
         return self._clock or clock.clock_for(self.device)
 
     @cached_property
     def source(self) -> TelemetrySource:
-        """The source of telemetry readings."""
         return self._source or source_for(self.device)
 
     @cached_property
     def info(self) -> Device:
-        """Name, memory and capability of the device."""
         return describe(self.device)
 
     @property
@@ -71,15 +68,12 @@ class Machine:
         return True
 
     def now_s(self) -> float:
-        """Return the host's monotonic clock in seconds."""
         return clock.now_s()
 
     def unix_s(self) -> float:
-        """Return the host's wall clock, in seconds since 1970."""
         return time.time()
 
     def available_bytes(self) -> int:
-        """Return the bytes that can still be allocated."""
         return memory.available_bytes(self.device)
 
     def reset_peak(self) -> None:
@@ -257,8 +251,7 @@ class CudaMachine(Machine):
     @property
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured. Raises RuntimeError if the device is lost."""
-        capturing: bool = self._cuda.is_current_stream_capturing()
-        return capturing
+        return bool(self._cuda.is_current_stream_capturing())
 
     @contextlib.contextmanager
     def on_side_stream(self) -> Iterator[None]:
@@ -270,11 +263,8 @@ class CudaMachine(Machine):
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        self._cuda.nvtx.range_push(name)
-        try:
+        with self._cuda.nvtx.range(name):
             yield
-        finally:
-            self._cuda.nvtx.range_pop()
 
 
 def clear_workspaces() -> None:

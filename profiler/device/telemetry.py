@@ -261,7 +261,6 @@ class Watch:
         self._thread.join(timeout=2 * self.interval_s)
 
     def taken(self) -> tuple[Reading, ...]:
-        """Return the readings since the last call."""
         since, self._taken = self._taken, len(self.readings)
         return tuple(self.readings[since : self._taken])
 

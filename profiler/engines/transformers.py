@@ -273,6 +273,19 @@ class GraphEngine(StaticEngine):
         return cache
 
 
+def greedy_tokens(model: Any, ids_BS: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:  # noqa: N803
+    """Return the new tokens [batch, new] of a greedy `generate`; `options` are further arguments of it."""
+    fixed = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
+    mask = torch.ones_like(ids_BS)
+    tokens: torch.Tensor = model.generate(ids_BS, attention_mask=mask, max_new_tokens=new_tokens, **fixed, **options)
+    return tokens[:, ids_BS.shape[1] :]
+
+
+def unreached_end(model: Any) -> dict[str, int]:
+    """Return an end that is checked at every step, as usual, but never reached, since no model has this token."""
+    return {"eos_token_id": model.config.get_text_config().vocab_size}
+
+
 class GenerateEngine(EagerEngine):
     """`model.generate`, greedy, with its checks, masks and copies; single steps are those of the eager engine."""
 
@@ -296,26 +309,13 @@ class GenerateEngine(EagerEngine):
             if forwards > 1:
                 mark()
 
-        hook = self._model.register_forward_pre_hook(count)
-        try:
+        with self._model.register_forward_pre_hook(count):
             mark()
-            tokens: torch.Tensor = self._model.generate(
-                ids_BS,
-                attention_mask=torch.ones_like(ids_BS),
-                max_new_tokens=new_tokens,
-                do_sample=False,
-                num_beams=1,
-                # No model has this token: the end is checked at every step, as usual, but never reached.
-                eos_token_id=self._model.config.get_text_config().vocab_size,
-                pad_token_id=0,
-                streamer=streamer,
-            )
-        finally:
-            hook.remove()
+            tokens = greedy_tokens(self._model, ids_BS, new_tokens, **unreached_end(self._model), streamer=streamer)
         mark()
         if forwards != new_tokens:
             raise RuntimeError(f"generate ran {forwards} forwards for {new_tokens} tokens")
-        return tokens[:, ids_BS.shape[1] :]
+        return tokens
 
 
 @dataclass

@@ -24,6 +24,7 @@ from profiler.patching import patched
 from profiler.quant.storage import is_linear, stored
 
 CapturedCall = Callable[[], object]
+Modules = Mapping[Operator, Sequence[nn.Module]]
 
 # With several layers, operands do not stay in a cache between calls; the least number is used if memory is short.
 _LEAST_LAYERS, _MOST_LAYERS = 2, 8
@@ -34,9 +35,7 @@ class _CaughtError(Exception):
     """All calls were captured; the rest of the step is not needed."""
 
 
-def caught_calls(
-    modules: Mapping[Operator, Sequence[nn.Module]], step: Callable[[], object]
-) -> dict[Operator, list[CapturedCall]]:
+def caught_calls(modules: Modules, step: Callable[[], object]) -> dict[Operator, list[CapturedCall]]:
     """Return the calls that a step makes of each operator's modules, one per module, in the order of the step.
 
     Of an attention module it is the call of its attention function (transformers' `AttentionInterface`) with the step's
@@ -87,9 +86,7 @@ def _wrapped_attention(wrap: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 
 @contextmanager
-def answered(
-    model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]], *, attends: bool = False
-) -> Iterator[None]:
+def answered(model: nn.Module, modules: Modules, *, attends: bool = False) -> Iterator[None]:
     """Context manager in which a step runs only its small kernels: linears, attention and experts return zeros.
 
     With `attends` it also runs its attention, which finds in a cache what the kernels before it wrote.
@@ -112,12 +109,10 @@ def answered(
     banks = [module for operator, group in modules.items() if isinstance(operator, Experts) for module in group]
     skipped = [*banks, *(module for module in model.modules() if is_linear(module))]
 
-    def forward(
-        module: nn.Module, plain_forward: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any
-    ) -> Any:
+    def forward(module: nn.Module, plain: Callable[..., Any], x: torch.Tensor, *args: Any, **options: Any) -> Any:
         weight = stored(module) if is_linear(module) else None
         widths = weight and (weight.in_features, weight.out_features)
-        return once((type(module), widths, x.shape), partial(plain_forward, x, *args, **options))
+        return once((type(module), widths, x.shape), partial(plain, x, *args, **options))
 
     with nullcontext() if attends else _wrapped_attention(attention), ExitStack() as patches:
         for module in skipped:

@@ -15,6 +15,7 @@ from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
+from profiler.engines.transformers import greedy_tokens
 from profiler.errors import RequestError
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
@@ -84,12 +85,10 @@ class _Answer:
     drafting_s: list[float]
 
 
-def measure_drafts(
-    subject: Subject, draft: Draft, new_tokens: int, ceilings: Ceilings, turns: int = _TURNS
-) -> Drafting:
+def measure_drafts(subject: Subject, draft: Draft, new_tokens: int, ceilings: Ceilings) -> Drafting:
     """Answer the prompt with and without drafts in turn, and compute the floors of both at the grid's batches.
 
-    Both answer `turns` times after a warm-up. Raises ModelError for a draft model that does not load.
+    Both answer three times after a warm-up. Raises ModelError for a draft model that does not load.
     """
     machine, model = subject.machine, subject.loaded.module
     drafting, options, work = draft.request, dict[str, Any](prompt_lookup_num_tokens=_NGRAM_TOKENS), None
@@ -99,7 +98,7 @@ def measure_drafts(
     prompt = torch.tensor([list(draft.prompt)], device=machine.device)
     assisted, plain = list[_Answer](), list[_Answer]()
     with torch.inference_mode(), no_gc(), quiet_libraries():
-        for _ in range(1 + turns):
+        for _ in range(1 + _TURNS):
             assisted.append(_answer(model, machine, prompt, new_tokens, options))
             plain.append(_answer(model, machine, prompt, new_tokens, {}))
     first, own = assisted[0], plain[0]
@@ -164,21 +163,9 @@ def _answer(model: Any, machine: Machine, prompt: torch.Tensor, new_tokens: int,
         generator.get_candidates = watched
         return generator
 
-    hook = model.register_forward_hook(after_forward)
-    try:
-        with patched(model, _get_candidate_generator=watched_generator):
-            tokens = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=new_tokens,
-                do_sample=False,
-                num_beams=1,
-                pad_token_id=0,
-                **options,
-            )
-    finally:
-        hook.remove()
+    with model.register_forward_hook(after_forward), patched(model, _get_candidate_generator=watched_generator):
+        [tokens] = greedy_tokens(model, prompt, new_tokens, **options)
     machine.clock.synchronize()
     answer.later_s = machine.now_s() - ends[0]
-    answer.tokens = tokens[0, prompt.shape[1] :].tolist()
+    answer.tokens = tokens.tolist()
     return answer

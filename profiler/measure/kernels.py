@@ -20,13 +20,7 @@ from profiler.facts.operators import REST
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.request import ModelRequest
-from profiler.measure.captured_calls import (
-    answered,
-    callable_modules,
-    caught_calls,
-    masks_of_uncaptured_steps,
-    step_of,
-)
+from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
 from profiler.measure.replay import replay_calls, replay_linears
 from profiler.measure.schedule import corners
 from profiler.measure.subject import Subject
@@ -117,10 +111,8 @@ def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings
         if left_s < 2 * pass_s:
             break
         replays = tuple(_replay_linears(subject, linears, users[0], ceilings, left_s / (len(shapes) - index)))
-        # Calling each linear once.
-        pass_s = sum(
-            len(modules) * replay.whole.median_s for modules, replay in zip(linears.values(), replays, strict=True)
-        )
+        layers = map(len, linears.values())
+        pass_s = sum(count * replay.whole.median_s for count, replay in zip(layers, replays, strict=True))
         yield Replays(tuple(users), replays)
 
 
@@ -211,22 +203,20 @@ def _replay_linears(
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     sliced = [op for op in linears if op.rows == "last" and rows[op] == key.cell.batch_size != key.tokens]
     converting = conversions(linears, rows, request)
-    conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
+    share_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
     cold_bytes, page_fault_s = cold_bytes_of(subject, ceilings), ceilings.page_fault_s
     times = replay_linears(
         linears,
         rows,
         machine,
         dtype=request.dtype,
-        budget_s=budget_s - conversions_s,
+        budget_s=budget_s - share_s,
         sliced=sliced,
         cold_bytes=cold_bytes,
         between_bytes=_between_bytes(subject, key, ceilings),
         page_fault_s=page_fault_s,
     )
-    converted = replay_calls(
-        converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s
-    )
+    converted = replay_calls(converting, machine, budget_s=share_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
     for op, seconds in times.items():
         yield Replay(subject.names[op], seconds, converted.get(op, ()), without_faults=page_fault_s > 0)
 
@@ -244,8 +234,7 @@ def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
 
     Fewer rows than any prompt has are a decode step of that many sequences; more are a prompt. Each engine has its own.
     """
-    prompts = [key.tokens for key in keys if key.phase == "prefill"]
-    shortest = min(prompts, default=math.inf)
+    shortest = min((key.tokens for key in keys if key.phase == "prefill"), default=math.inf)
     smallest: dict[str, Cell] = {}
     for key in keys:
         smallest[key.cell.engine] = min(key.cell, smallest.get(key.cell.engine, key.cell))

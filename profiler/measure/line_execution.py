@@ -18,8 +18,6 @@ _MODULES = ("transformers", "torchao.quantization", "torchao.prototype.quantizat
 
 
 class _Names(dict[str, Any]):
-    """The names that a line may use."""
-
     def __missing__(self, name: str) -> Any:
         for module in _MODULES:
             if module == name or hasattr(import_module(module), name):

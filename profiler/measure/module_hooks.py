@@ -78,20 +78,18 @@ class Pieces:
         self._stack = [BETWEEN_MODULES]
         self._ranges: list[ExitStack] = []
         """Each group is also a range in the device's own profilers (NVTX)."""
-        self.marks: list[Any] = []
-        self.owners: list[str] = []
 
     def start(self) -> None:
-        self.marks, self.owners = [self._clock.mark()], []
+        self.marks, self.owners = [self._clock.mark()], list[str]()
 
-    def enter(self, group: str) -> None:
+    def enter(self, group: str, *_: object) -> None:
         inside = ExitStack()
         inside.enter_context(self._machine.range(group))
         self._ranges.append(inside)
         self._cut()
         self._stack.append(group)
 
-    def leave(self) -> None:
+    def leave(self, *_: object) -> None:
         self._cut()
         self._stack.pop()
         self._ranges.pop().close()
@@ -117,9 +115,8 @@ class Pieces:
 def _hooked(groups: dict[nn.Module, str], pieces: Pieces) -> Iterator[None]:
     with ExitStack() as hooks:
         for module, group in groups.items():
-            enter = module.register_forward_pre_hook(lambda *_, group=group: pieces.enter(group))
-            hooks.callback(enter.remove)
-            hooks.callback(module.register_forward_hook(lambda *_: pieces.leave()).remove)
+            hooks.enter_context(module.register_forward_pre_hook(partial(pieces.enter, group)))
+            hooks.enter_context(module.register_forward_hook(pieces.leave))
         yield
 
 
@@ -132,8 +129,7 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
     operators = {operator.name: operator for operator in subject.work.of_kind(Experts)}
     if not operators or not engine.hookable or not cell.prompt_len:
         return []
-    seen: list[tuple[int, float, int]] = []
-    touched = []
+    seen, touched = list[tuple[int, float, int]](), list[ExpertsTouched]()
 
     def note(operator: Experts, module: object, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Add (distinct experts, their expected number, all experts) of a call, given [tokens, k] indices."""
@@ -147,8 +143,7 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
     with torch.inference_mode(), ExitStack() as hooks:
         for name, module in subject.loaded.module.named_modules():
             if (operator := operators.get(collapse_numbers(name))) is not None:
-                hook = module.register_forward_pre_hook(partial(note, operator), with_kwargs=True)
-                hooks.callback(hook.remove)
+                hooks.enter_context(module.register_forward_pre_hook(partial(note, operator), with_kwargs=True))
         engine.announce(cell, 0)
         engine.prepare(cell.batch_size, cell.slots)
         state = engine.prefill(subject.prompts.of(cell).to(device), cell.slots)

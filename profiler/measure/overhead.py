@@ -140,8 +140,6 @@ def _kept_if(is_complete: Callable[[], bool]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Bench:
-    """A model and its overhead model on one machine."""
-
     loaded: LoadedModel
     overhead_model: LoadedModel
     engine: Engine
@@ -168,7 +166,6 @@ class _Bench:
         return patched(self.engine, **{name: partial(step, getattr(self.engine, name)) for name in names})
 
     def by_itself(self, budget_s: float) -> dict[Phase, tuple[float, ...]]:
-        """Return the seconds of `overhead_model_by_itself` in time."""
         with self.in_time():
             return overhead_model_by_itself(self.engine, self.machine, budget_s)
 
@@ -242,8 +239,7 @@ def overhead_model_by_itself(
     deadline_s = machine.now_s() + budget_s
     clock = machine.clock
     ids = torch.zeros(1, _PROMPT, dtype=torch.long, device=machine.device)
-    prefills: list[float] = []
-    decodes: list[float] = []
+    prefills, decodes = list[float](), list[float]()
     with torch.inference_mode(), no_gc(), _kept_if(lambda: bool(prefills)):
         engine.prepare(1, _SLOTS)
         for loop in range(_LOOPS):

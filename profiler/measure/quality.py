@@ -49,9 +49,8 @@ def check_quality(loaded: LoadedModel, ids: Sequence[int]) -> Quality:
     """Compare a quantised model with its unquantised checkpoint, which is loaded next to it for one pass."""
     request = loaded.request
     quantised = _logits(loaded.module, ids, request.device)
-    plain = load(
-        replace(request, quant="none", quant_options=PLAIN), load_config(request.source, request.trust_remote_code)
-    )
+    config = load_config(request.source, request.trust_remote_code)
+    plain = load(replace(request, quant="none", quant_options=PLAIN), config)
     return compare_logits(_logits(plain.module, ids, request.device), quantised)
 
 

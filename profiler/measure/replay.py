@@ -15,7 +15,7 @@ from profiler.device.clock import time_apart
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.quant.storage import without_waiting
-from profiler.stats import timing_of
+from profiler.roofs.sampler import is_known
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -100,9 +100,7 @@ def replay_calls(
         clock.synchronize()
         deadline_s = machine.now_s() + budget_s
         while not all(times.values()) or (machine.now_s() < deadline_s and not all(map(_is_settled, times.values()))):
-            marks: list[Any] = []
-            faults_before: list[int] = []
-            names: list[Key | None] = []
+            marks, faults_before, names = list[Any](), list[int](), list[Key | None]()
             for _, name, call in order:
                 faults_before.append(page_faults())
                 marks.append(clock.mark())
@@ -134,12 +132,8 @@ _KNOWN_HALF_WIDTH = 0.01
 
 def _is_settled(samples: Sequence[float]) -> bool:
     """Whether further samples would hardly move the median, or would not justify their space on disk."""
-    if len(samples) < ENOUGH_SAMPLES:
-        return False
-    if len(samples) >= _MOST_SAMPLES:
-        return True
-    timing = timing_of(samples)
-    return timing.half_width_s <= _KNOWN_HALF_WIDTH * timing.median_s
+    is_enough = len(samples) >= ENOUGH_SAMPLES and is_known(samples, _KNOWN_HALF_WIDTH)
+    return is_enough or len(samples) >= _MOST_SAMPLES
 
 
 def _replay_graph(
@@ -174,6 +168,5 @@ def _replay_graph(
         while not _is_settled(samples):
             if len(samples) >= _LEAST_REPLAYS and machine.now_s() >= deadline_s:
                 break
-            [seconds] = time_apart(replay, machine.clock, 1, flush=flush)
-            samples.append(seconds)
+            samples += time_apart(replay, machine.clock, 1, flush=flush)
     return tuple(round(seconds / (repeats * len(calls)), 12) for seconds in samples)

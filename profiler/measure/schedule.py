@@ -108,10 +108,9 @@ class CellState:
     def is_narrow(self, half_width: float, spreads: Mapping[Phase, RepetitionSpread]) -> bool:
         if len(self.repetitions) < LEAST_REPETITIONS:
             return False
-        samples = {key.phase: phase_samples(key.phase, self.repetitions) for key in self.repetitions[0].cell.keys}
-        return all(
-            narrow_enough(estimate(times, spreads[phase]), len(times), half_width) for phase, times in samples.items()
-        )
+        phases = [key.phase for key in self.repetitions[0].cell.keys]
+        timed = [(phase_samples(phase, self.repetitions), spreads[phase]) for phase in phases]
+        return all(narrow_enough(estimate(times, spread), len(times), half_width) for times, spread in timed)
 
 
 Turn = list[Cell]
@@ -168,7 +167,6 @@ class Schedule:
             self.round += 1
 
     def progress(self, cell: Cell) -> Progress:
-        """Return the state of the sweep before a repetition of this cell."""
         left_s = max(self.whole_grid_s if self.plan.whole else 0.0, self._left_s)
         return Progress(cell, len(self._states[cell].repetitions) + 1, self.now_s() - self._start_s, left_s)
 

@@ -74,7 +74,6 @@ class Subject:
         return replace(path, static_cache_len=key.cell.slots) if path.cache == "static" else path
 
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
-        """Return the work of every operator in a cell's step."""
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
         works = []
         for operator, name in self.names.items():
@@ -153,15 +152,14 @@ class Subject:
 
     def _four_bit_dense_from_rows(self, linears: Sequence[Linear]) -> int | None:
         """Rows from which all of bitsandbytes' 4-bit kernels would write a dense copy; None if never, or not known."""
-        request, cuda = self.request, self.machine.is_cuda
-        if not cuda and four_bit_fuses_on_cpu():
+        request = self.request
+        if not self.machine.is_cuda and four_bit_fuses_on_cpu():
             return None
-        half_dtype = torch.float16 if cuda and self.machine.info.capability < (8, 0) else torch.bfloat16
+        half_dtype = getattr(torch, self.machine.info.sixteen_bit_dtype)
         compute_dtype = request.dtype if request.dtype.itemsize == 2 else half_dtype
-        weights = [op.weight for op in linears]
         shapes = {
             (weight.in_features, weight.out_features)
-            for weight in weights
+            for weight in (op.weight for op in linears)
             if FORMATS.get(weight.format, FORMATS["none"]).has_options or weight.bits_per_weight >= 16
         }
         found = [four_bit_rows(request.device, compute_dtype, *shape) for shape in shapes]

@@ -57,15 +57,12 @@ Sweep = Callable[
 
 
 def sweep(
-    schedule: Schedule,
-    engines: Mapping[str, Engine],
-    context: RepetitionContext,
-    on_progress: Callable[[Progress], None],
+    schedule: Schedule, engines: Mapping[str, Engine], context: RepetitionContext, show: Callable[[Progress], None]
 ) -> Iterator[Repetition | Gap]:
     """Time the cells in the order of a schedule; yield each repetition, and each cell without a number, as it ends."""
     outcome: Repetition | Gap | None
     for cell in schedule:
-        on_progress(schedule.progress(cell))
+        show(schedule.progress(cell))
         start_s = context.machine.now_s()
         if reason := schedule.skip_reason(cell):
             outcome = Gap(cell, "skipped", reason)

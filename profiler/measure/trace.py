@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,8 @@ def activity(key: CellKey, intervals: Sequence[Interval]) -> Activity:
         end_s = max(end_s, item.end_s)
     each_s = [item.end_s - item.start_s for item in intervals]
     longest_s, median_s = max(each_s, default=0.0), statistics.median(each_s) if each_s else None
-    kernels = sorted(
-        (KernelTime(name, len(each), sum(each)) for name, each in seconds.items()), key=lambda each: -each.seconds
-    )
+    kernels = [KernelTime(name, len(each), sum(each)) for name, each in seconds.items()]
+    kernels.sort(key=lambda kernel: -kernel.seconds)
     return Activity(key, len(intervals), busy_s, gaps, gap_s, longest_s, median_s, tuple(kernels[:_KERNELS]))
 
 
@@ -80,16 +80,14 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
         engine.announce(cell, 0)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
-            ids = subject.prompts.of(cell).to(machine.device)
-            engine.prefill(ids, cell.slots)
-            prefill = _under_profiler(lambda: engine.prefill(ids, cell.slots), machine, None)
-            activities.append(activity(CellKey("prefill", cell), prefill))
-            state = engine.prefill(ids, cell.slots)
+            prefill = partial(engine.prefill, subject.prompts.of(cell).to(machine.device), cell.slots)
+            prefill()
+            activities.append(activity(CellKey("prefill", cell), _under_profiler(prefill, machine, None)))
+            state = prefill()
         else:
             state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
         state = engine.decode(state)
-        target = None if folder is None else folder / TRACE
-        decode = _under_profiler(lambda: engine.decode(state), machine, target)
+        decode = _under_profiler(partial(engine.decode, state), machine, folder and folder / TRACE)
         activities.append(activity(CellKey("decode", cell), decode))
     return [each for each in activities if each.kernels]
 

@@ -18,7 +18,7 @@ from profiler.counting.attention import AttentionCore
 from profiler.device.clock import no_gc
 from profiler.device.device import physical_cores
 from profiler.engines.caches import quantized_cache
-from profiler.engines.transformers import GraphEngine
+from profiler.engines.transformers import GraphEngine, greedy_tokens, unreached_end
 from profiler.errors import RequestError, RoofscopeError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.change_ids import ChangeId
@@ -117,6 +117,10 @@ class Side:
         def mark(*_: object) -> None:
             marks.append(machine.clock.mark())
 
+        def after_forward(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            mark()
+            return scores
+
         with torch.inference_mode(), no_gc(), ExitStack() as stack:
             arguments = stack.enter_context(self._switch.on()) if self._switch else {}
             if self.first is not None:
@@ -129,7 +133,8 @@ class Side:
                 tokens = self._graph.call(ids_BS, new_tokens, mark)
             else:
                 mark()
-                tokens = generated(model, ids_BS, new_tokens, mark, arguments)
+                arguments = {"logits_processor": LogitsProcessorList([after_forward]), **arguments}
+                tokens = greedy_tokens(model, ids_BS, new_tokens, **unreached_end(model), **arguments)
             machine.clock.synchronize()
             wall_s = machine.now_s() - start_s
         pieces = machine.clock.seconds(marks)
@@ -153,42 +158,12 @@ class Side:
         return GraphEngine(self.loaded.module, self.subject.machine)
 
 
-def generated(
-    model: Any,
-    ids_BS: torch.Tensor,  # noqa: N803
-    new_tokens: int,
-    mark: Callable[[], object],
-    arguments: Mapping[str, Any],
-) -> torch.Tensor:
-    """Return the greedy tokens [batch, new] of `generate` with these arguments; `mark` is called after each forward."""
-
-    def after_forward(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        mark()
-        return scores
-
-    tokens: torch.Tensor = model.generate(
-        ids_BS,
-        attention_mask=torch.ones_like(ids_BS),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        num_beams=1,
-        # No model has this token: the end is checked at every step, as usual, but never reached.
-        eos_token_id=model.config.get_text_config().vocab_size,
-        pad_token_id=0,
-        logits_processor=LogitsProcessorList([after_forward]),
-        **arguments,
-    )
-    return tokens[:, ids_BS.shape[1] :]
-
-
 def _samples(steps: Sequence[tuple[float, float]]) -> StepSamples:
     return StepSamples(tuple(layers_s for layers_s, _ in steps), tuple(beside_s for _, beside_s in steps))
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A change to try at a cell."""
-
     change: Change
     cell: Cell
     whole: bool = False
@@ -301,7 +276,7 @@ class Trials:
         """Yield the prefill and the decode step of a cell, before and after a change."""
         change, cell, tokens = work.change, work.cell, self._new_tokens(work.cell)
         plain, other = self.sides(change, work.whole)
-        first_s, pairs = self._calls_in_turn(work, plain, other)
+        first_s, pairs = self._call_pairs(work, plain, other)
         if len(pairs) < _TURNS:
             self._clearly_slower.add(change.line)
         (first_before, *_), (first_after, *_) = pairs[0]
@@ -326,9 +301,7 @@ class Trials:
                 change.value, once_s, tokens if alike else 0, same,
             )  # fmt: skip
 
-    def _calls_in_turn(
-        self, work: _Work, plain: Side, other: Side
-    ) -> tuple[float, list[tuple[list[Call], list[Call]]]]:
+    def _call_pairs(self, work: _Work, plain: Side, other: Side) -> tuple[float, list[tuple[list[Call], list[Call]]]]:
         """The seconds of the first call with the change, and calls without and with it, each with its prefills."""
         cell, tokens, more_prefills = work.cell, self._new_tokens(work.cell), self._more_prefills(work.cell)
         with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):

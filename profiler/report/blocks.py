@@ -19,7 +19,6 @@ FIRST_LOOK: frozenset[Medium] = frozenset({"first look"})
 FULL_SCREEN: frozenset[Medium] = frozenset({"terminal"})
 HTML: frozenset[Medium] = frozenset({"html"})
 _Item = TypeVar("_Item")
-TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Lines(Block):
     """One line each. A page makes a list of them; a `paragraph` is running text."""
 
     lines: Sequence[str]
-    style: TextStyle = "plain"
+    style: Literal["plain", "dim", "warning", "paragraph"] = "plain"
 
     def shortened(self, most: int) -> Lines:
         return replace(self, lines=self.lines[:most])
@@ -200,7 +199,6 @@ class Section:
     note: str = ""
     """Where its figures come from, next to the title."""
     media: frozenset[Medium] = MEDIA
-    """Who renders it."""
     link: str = ""
     """The address that the title of an HTML section leads to."""
     folded: bool = False

@@ -11,32 +11,24 @@ from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
-from profiler.report.blocks import (
-    HTML,
-    Block,
-    CellsTable,
-    Lines,
-    Picture,
-    Section,
-    TextTable,
-    Tooltip,
-    evenly,
-    text_table,
-)
+from profiler.report.blocks import HTML, CellsTable, Lines, Picture, Section, TextTable, Tooltip, evenly, text_table
 from profiler.report.columns import columns_with_values
 from profiler.report.glossary import roofline_words
-from profiler.report.overview import setting_lines
 from profiler.report.roofline_data import ceiling_lines, point_words
 from profiler.report.selection import MOST_SIZES, first_engine, of_first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import CELLS_FILE, Run
-from profiler.units import duration, several, significant
+from profiler.units import duration, several, short_count, significant
 
 
 def cells(run: Run) -> Section:
     """Every cell. The terminal prints the notes with the table."""
-    setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=HTML)
-    return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
+    model, prompts = run.model, run.document.grid.prompts
+    precision = model.precision + (", random weights" if model.weights == "random" else "")
+    setting = [f"{model.id}: {short_count(model.params)} parameters, {precision}, on {run.document.device.name}"]
+    setting += [f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []
+    blocks = [Lines(setting, "paragraph"), CellsTable(run), Lines(_cell_notes(run), media=HTML)]
+    return Section("Cells", blocks, "measured times; rates from counted work")
 
 
 _IN_VERDICT = ("regime", "confidence")
@@ -171,13 +163,14 @@ _MOST_SERIES = 12
 def batch_sizes(run: Run) -> Section:
     """The regimes over batch and length, and what doubling the batch gives."""
     alt = "The regime and the tokens/s of each cell of the first engine over batch and length"
-    blocks: list[Block] = [Picture("map", alt, (run,))] if len(of_first_engine(run)) >= _LEAST_MAPPED else []
+    maps = [Picture("map", alt, (run,))] if len(of_first_engine(run)) >= _LEAST_MAPPED else []
+    series = list[Lines | TextTable]()
     for test in [test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES]:
         fixed = test.fixed
         name = f"{fixed['phase']} ({fixed['engine']}), {fixed['prompt_len'] or fixed['context_len']} tokens"
-        blocks += [Lines([f"{name}: {' '.join(test.sentences)}"], "paragraph"), doubling_table(run, test)]
+        series += [Lines([f"{name}: {' '.join(test.sentences)}"], "paragraph"), doubling_table(run, test)]
     note = "regimes with evidence in run.json; slopes: measured, next to those that the counts predict"
-    return Section("Doubling the batch", blocks, note, HTML, folded=True)
+    return Section("Doubling the batch", [*maps, *series], note, HTML, folded=True)
 
 
 def doubling_table(run: Run, test: DoublingTest) -> TextTable:

@@ -13,19 +13,8 @@ from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
 from profiler.quant.registry import FORMATS
-from profiler.report.blocks import (
-    FULL,
-    HTML,
-    Block,
-    Lines,
-    Picture,
-    Section,
-    ShellCommand,
-    TextTable,
-    evenly,
-    text_table,
-)
-from profiler.report.selection import evidence_of, first_engine, selected_cells
+from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, TextTable, text_table
+from profiler.report.selection import evidence_of, first_engine, selected_cells, spanning
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.store.folder import Run
@@ -46,7 +35,10 @@ def ran(run: Run) -> Section | None:
     """Part, execution path, and the time that its changes save or cost in the cell in which they were tried."""
     if not run.measured:
         return None
-    model, first, device = run.model, _first_tried(run), run.document.device
+    model, device = run.model, run.document.device
+    tried = [item for item in run.document.evidence if any(effect.basis == "tried" for effect in item.changes)]
+    # The smallest decode step, or else the smallest prefill.
+    first = min(tried, key=lambda item: (item.phase, item.batch_size, item.prompt_len), default=None)
     rows = [("arithmetic", _arithmetic(run), _instead(first, {ChangeId.DTYPE}))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
@@ -73,12 +65,6 @@ def ran(run: Run) -> Section | None:
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
     blocks = [text_table(headings, rows, wrapped=headings[1:]), *linears(run)]
     return Section("What ran", blocks, "reported by the libraries on this device", FULL, folded=True)
-
-
-def _first_tried(run: Run) -> CellEvidence | None:
-    """Return the smallest decode step with a tried change, or else the smallest such prefill."""
-    candidates = [item for item in evidence_of(run).values() if any(effect.basis == "tried" for effect in item.changes)]
-    return min(candidates, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
 
 
 def _arithmetic(run: Run) -> str:
@@ -213,12 +199,9 @@ _LEAST_SHARE = 0.01
 
 def generate_lines(run: Run) -> list[str]:
     """Return the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
-    lines = []
     by_size = sorted(run.document.generate, key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size))
-    for phase in ("decode", "prefill"):
-        overheads = [item for item in by_size if item.phase == phase]
-        lines += [_generate_line(item, run) for item in evenly(overheads, _MOST_CELLS)]
-    return lines
+    decode_first = sorted(spanning(by_size, _MOST_CELLS), key=lambda item: item.phase)
+    return [_generate_line(item, run) for item in decode_first]
 
 
 def _generate_line(overhead: GenerateOverhead, run: Run) -> str:

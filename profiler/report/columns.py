@@ -29,7 +29,6 @@ class Column:
     """Whose tables have it."""
 
     def entry(self, result: CellResult) -> Entry:
-        """Return the entry of one row."""
         value = self.value(result)
         number = self.show is not None or isinstance(value, int)
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -39,8 +38,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a table of cells."""
-
     text: str
     sort: str | int | float
     """The value to sort by; empty if there is no value."""
@@ -78,21 +75,15 @@ def columns_with_values(run: Run, medium: Medium) -> list[Column]:
 
     The engine is left out if all rows have the same, and memory on a CPU: the process's peak belongs to no cell.
     """
-    omitted = {
-        "engine": len({result.engine for result in run.results}) == 1,
-        "memory": run.document.device.kind == "cpu",
-    }
+    is_one_engine, is_cpu = len({result.engine for result in run.results}) == 1, run.document.device.kind == "cpu"
+    omitted = {"engine": is_one_engine, "memory": is_cpu}
     filled = [column for column in COLUMNS if any(column.entry(result).sort != "" for result in run.results)]
     return [column for column in filled if medium in column.media and not omitted.get(column.heading)]
 
 
-EXPORTED_COLUMNS = tuple(name for name, shown in SHOWN.items() if shown.is_exported)
-"""The columns of cells.csv that exports have, in their order."""
-
-
 def tokens_table(run: Run) -> pd.DataFrame:
-    """Return `EXPORTED_COLUMNS` of every cell and phase: numbers, with units in the names of the columns."""
-    return run.cells[list(EXPORTED_COLUMNS)]
+    """Return the exported columns of every cell and phase: numbers, with units in the names of the columns."""
+    return run.cells[[name for name, shown in SHOWN.items() if shown.is_exported]]
 
 
 _ESCAPED = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "\\|[]`"}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
@@ -38,11 +39,10 @@ def device(run: Run) -> Section:
     software = ", ".join(f"{name} {version}" for name, version in document.software.items())
     rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
     of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
-    ceilings = ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
     blocks = [
         Lines([_precision_line(run)], "paragraph", media=HTML),
         Lines([line for line in [quality_line(run)] if line]),
-        replace(ceilings, media=HTML),
+        replace(ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock), media=HTML),
         text_table(("", ""), [*rows, ["software", software]], wrapped=("",), media=HTML),
     ]
     note = f"ceilings measured on {measured_at}{sheet}; the rest during the run"
@@ -208,16 +208,15 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
     for gpu in gpus:
         best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
         peaks = {name: gpu.peak_flops_per_s(dtype) for name, dtype in _DTYPES.items() if name != "bf16"}
-        rows.append(
-            [
-                gpu.gpu + (" ?" if any(name.startswith(_SHOWN) for name in gpu.uncertain) else ""),
-                f"{gpu.memory_bytes / 2**30:.0f}",
-                f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
-                *(_shown(_per(peak, 1e12)) for peak in (peaks | {"fp16": best16}).values()),
-                significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
-                f"{gpu.tdp_w:.0f}",
-            ]
-        )
+        row = [
+            gpu.gpu + (" ?" if any(name.startswith(_SHOWN) for name in gpu.uncertain) else ""),
+            f"{gpu.memory_bytes / 2**30:.0f}",
+            f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
+            *(_shown(_per(peak, 1e12)) for peak in (peaks | {"fp16": best16}).values()),
+            significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
+            f"{gpu.tdp_w:.0f}",
+        ]
+        rows.append(row)
     headings = ("GPU", "GiB", "GB/s", "fp64", "fp32", "tf32", "fp16", "fp8", "fp4", "int8", "ridge", "W")
     caption = (
         "dense peaks in TFLOP/s (int8: TOP/s; fp16: or bfloat16); GB/s of memory; ridge: FLOP/byte in 16 bits;"
@@ -297,12 +296,9 @@ class GpuEntry(Datasheet):
 
 
 def gpu_rows(gpus: Sequence[Datasheet]) -> list[GpuEntry]:
-    """Return the entries of the JSON document."""
+    dtypes = (*_RIDGES.values(), "bfloat16")
     return [
-        GpuEntry(
-            **vars(gpu),
-            ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in (*_RIDGES.values(), "bfloat16")},
-        )
+        view(GpuEntry, gpu, ridge_flops_per_byte={name: gpu.ridge_flops_per_byte(name) for name in dtypes})
         for gpu in gpus
     ]
 
@@ -342,9 +338,8 @@ class LinkDocument(Document):
 def link_document(link: Link) -> LinkDocument:
     """Return the document of a measured link, which has points."""
     ranks = link.points[0].ranks
-    points = [
-        view(MessageEntry, point, fitted_s=link.seconds("all_reduce", point.nbytes, ranks)) for point in link.points
-    ]
+    fitted_s = partial(link.seconds, "all_reduce", ranks=ranks)
+    points = [view(MessageEntry, point, fitted_s=fitted_s(point.nbytes)) for point in link.points]
     return view(LinkDocument, link, ranks=ranks, half_bytes=link.half_bytes(ranks), points=points)
 
 
@@ -377,5 +372,4 @@ def link_lines(document: LinkDocument) -> list[str]:
 
 
 def message_size(nbytes: float) -> str:
-    """Return the size of a message in KiB or MiB."""
     return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 1 << 20 else f"{nbytes / 2**10:.3g} KiB"

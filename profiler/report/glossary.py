@@ -14,6 +14,7 @@ from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.regimes import LIMITS, Regime
+from profiler.report.roofline_data import ceiling_lines
 from profiler.report.selection import of_phase
 from profiler.stats import samples_for
 from profiler.store.folder import Run
@@ -22,8 +23,6 @@ from profiler.units import duration, percent, scaled, significant
 
 @dataclass(frozen=True)
 class Term:
-    """A word and its meaning."""
-
     term: str
     meaning: str
 
@@ -96,24 +95,18 @@ def _share(run: Run, *, column: str) -> str | None:
 
 def roofline_words(run: Run) -> str | None:
     """Return `4.39 TB/s and 671 TFLOP/s (773 TFLOP/s at full clock), measured here`; None without both ceilings."""
-    if (ceilings := _ceilings(run)) is None:
+    if not (lines := ceiling_lines(run)):
         return None
     measured = run.document.ceilings.ceilings.measured(run.model.dtype)
     full = run.document.ceilings.full_clock.get(run.model.dtype, 0.0)
-    at_full_clock = f" ({scaled(full, 'FLOP/s')} at full clock)" if full > ceilings[0] else ""
+    at_full_clock = f" ({scaled(full, 'FLOP/s')} at full clock)" if full > lines[0].flops_per_s else ""
     where = f"{'' if measured else 'not all '}measured here"
-    return f"{scaled(ceilings[1], 'B/s')} and {scaled(ceilings[0], 'FLOP/s')}{at_full_clock}, {where}"
-
-
-def _ceilings(run: Run) -> tuple[float, float] | None:
-    ceilings = run.document.ceilings
-    compute, memory = ceilings.compute_ceiling(run.model.dtype), ceilings.memory_bytes_per_s
-    return None if compute is None or memory is None else (compute.per_s, memory)
+    return f"{lines[0].slope_name} and {scaled(lines[0].flops_per_s, 'FLOP/s')}{at_full_clock}, {where}"
 
 
 def _ridge(run: Run) -> str | None:
-    ceilings = _ceilings(run)
-    return f"{significant(ceilings[0] / ceilings[1])} FLOP/byte" if ceilings else None
+    lines = ceiling_lines(run)
+    return f"{significant(lines[0].ridge)} FLOP/byte" if lines else None
 
 
 def _weight_read(run: Run) -> str | None:

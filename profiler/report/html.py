@@ -44,8 +44,7 @@ def _templates() -> Environment:
 
 
 def _macro(name: str, **values: object) -> Markup:
-    macros = _templates().get_template("blocks.html.j2").module
-    return Markup(getattr(macros, name)(**values))
+    return Markup(getattr(_templates().get_template("blocks.html.j2").module, name)(**values))
 
 
 @singledispatch

@@ -22,7 +22,7 @@ from profiler.report.blocks import (
 )
 from profiler.report.selection import cell_words, of_first_engine, of_phase, smallest_known
 from profiler.store.folder import CELLS_FILE, Run
-from profiler.units import duration, percent, short_count, significant
+from profiler.units import duration, percent, significant
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -71,16 +71,6 @@ def _lines_to_copy(run: Run) -> list[ShellCommand]:
     return [ShellCommand(f"{kind}: {label}", line, media=HTML) for label, line in lines or untried]
 
 
-def setting_lines(run: Run) -> list[str]:
-    """Return the model and the device, and the prompts if they are texts."""
-    prompts = run.document.grid.prompts
-    precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
-    return [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {run.document.device.name}",
-        *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
-    ]
-
-
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.
 _BEFORE = ("starting", "loading")
 _PARTS = {"roofs": "ceilings", "dispatch": "overhead", "changes": "trials"}
@@ -103,12 +93,11 @@ def seconds_table(run: Run) -> TextTable:
 
 def _time_lines(run: Run) -> list[str]:
     """Return `measured for 58 s (--budget 60), after 7.6 s of imports and 1.2 s of loading`; nothing if not stored."""
-    stages, after_s, budget_s = run.document.stage_s, _after_loading_s(run), run.document.engine.budget_s
+    stage_s, after_s, budget_s = run.document.stage_s, _after_loading_s(run), run.document.engine.budget_s
     budget = f" (--budget {round(budget_s, 1):g})" if budget_s else ""
-    before = [
-        f"{s:.1f} s of {name.replace('starting', 'imports')}" for name, s in stages.items() if name not in after_s
-    ]
-    return [f"measured for {sum(after_s.values()):.0f} s{budget}, after {' and '.join(before)}"] if before else []
+    earlier = (f"{seconds:.1f} s of {name}" for name, seconds in stage_s.items() if name not in after_s)
+    before = " and ".join(earlier).replace("starting", "imports")
+    return [f"measured for {sum(after_s.values()):.0f} s{budget}, after {before}"] if before else []
 
 
 def method(run: Run) -> Section:

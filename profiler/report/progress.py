@@ -14,7 +14,6 @@ from profiler.units import time_left
 if TYPE_CHECKING:
     from profiler.measure.schedule import Progress as SweepProgress
 
-
 _EVERY_S = 30.0
 _SPINNER = 4
 """Columns of the spinner, and of the gaps next to it and to an empty bar."""
@@ -82,7 +81,6 @@ class BarListener(Listener):
         self._bars.update(self._task, description=whole_words, detail="", refresh=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        repetition, left = _words(progress)
+        words, left = _words(progress)
         done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
-        self._bars.update(self._task, completed=done_s, total=total_s, description=repetition, detail=left)
-        self._bars.refresh()
+        self._bars.update(self._task, completed=done_s, total=total_s, description=words, detail=left, refresh=True)

@@ -26,5 +26,4 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
 
 
 def run_sections(run: Run) -> list[Section | None]:
-    """Return the sections of a run's report, in their order."""
     return [section(run) for section in SECTIONS]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.engine_differences import GenerateOverhead
 from profiler.report.blocks import evenly
 from profiler.store.folder import Run
 
+_Record = TypeVar("_Record", CellResult, GenerateOverhead)
 MOST_SIZES = 12
 """Sizes on an axis of a map: more regimes in a row cannot be read in a picture as wide as a page."""
 
@@ -25,12 +28,10 @@ def first_engine(run: Run) -> str:
 
 
 def of_first_engine(run: Run) -> list[CellResult]:
-    """Return the measured cells of the run's first engine."""
     return [result for result in run.measured if result.engine == first_engine(run)]
 
 
-def of_phase(results: Sequence[CellResult], phase: Phase) -> list[CellResult]:
-    """Return the cells of one phase, in their order."""
+def of_phase(results: Sequence[_Record], phase: Phase) -> list[_Record]:
     return [result for result in results if result.phase == phase]
 
 
@@ -42,8 +43,7 @@ def selected_cells(run: Run) -> list[CellResult]:
     """Return the smallest and the largest measured cell of each phase of the first engine, decode first."""
     selected: list[CellResult] = []
     for phase in reversed(PHASES):
-        cells = of_phase(of_first_engine(run), phase)
-        ordered = sorted(cells, key=_size)
+        ordered = sorted(of_phase(of_first_engine(run), phase), key=_size)
         selected += ordered if len(ordered) < 2 else [ordered[0], ordered[-1]]
     return selected
 
@@ -61,7 +61,7 @@ def cell_words(result: CellResult) -> str:
     return f"{result.phase}, {batch}{cell.depth} tokens"
 
 
-def spanning(results: Sequence[CellResult], most_a_phase: int) -> list[CellResult]:
+def spanning(results: Sequence[_Record], most_a_phase: int) -> list[_Record]:
     """Return at most `most_a_phase` cells of each phase, evenly picked from the first to the last."""
     return [result for phase in PHASES for result in evenly(of_phase(results, phase), most_a_phase)]
 
@@ -73,8 +73,3 @@ def half_width(result: CellResult) -> float:
     """
     known = result.status == "ok" and result.repetitions != 1 and (result.samples or 0) > 1
     return result.time.half_width if known else math.nan
-
-
-def of_all(shown: int, total: int) -> str:
-    """Return ` (12 of 20)` for a map that does not show all sizes of an axis; empty if it does."""
-    return f" ({shown} of {total})" if shown < total else ""

@@ -195,8 +195,7 @@ def module_groups(run: Run) -> TextTable:
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
         groups.setdefault(item.key, []).append(item)
-    rows: list[list[str]] = []
-    starts = []
+    rows, starts = list[list[str]](), list[int]()
     for phase in PHASES:
         of_phase = [key for key in groups if key.phase == phase]
         keys = sorted(of_phase, key=lambda key: key.cell.batch_size * key.cell.depth)

@@ -10,7 +10,6 @@ from profiler.units import utc_minute
 
 
 def write_report(run: Run) -> None:
-    """Write report.html into the run's folder."""
     replace_file(run.folder / "report.html", html_report(run))
 
 

@@ -19,16 +19,7 @@ from profiler.device.clock import time_calls, waited_s
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
 from profiler.facts.ceilings import AGREE, COPY, PINNED, READ, TRIAD, Ceiling, Ceilings, CurvePoint, WeightReadCeiling
-from profiler.roofs.sampler import (
-    attempt,
-    ceiling_of,
-    clocked,
-    is_known,
-    random_bytes,
-    record,
-    sample,
-    sample_on_device,
-)
+from profiler.roofs.sampler import attempt, ceiling_of, clocked, is_known, random_data, record, sample, sample_on_device
 
 # Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -102,7 +93,7 @@ def measure_streams(machine: Machine, budget_s: float, most_bytes: float = math.
 
 def measure_read(machine: Machine, nbytes: int, budget_s: float) -> Ceiling:
     """Return the bytes/s of repeatedly reading a buffer of `nbytes`."""
-    return _read(machine, random_bytes(nbytes, machine.device), budget_s)
+    return _read(machine, random_data(nbytes, machine.device), budget_s)
 
 
 def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Ceiling:
@@ -115,7 +106,7 @@ def _streams(
     """Read-dominant stream, copy and triad over `nbytes`, of `data` if given. As in STREAM, a write is counted once."""
     ceilings: dict[str, Ceiling] = {}
     with attempt(f"{READ}, {COPY} and {TRIAD}", machine, missing):
-        data = random_bytes(nbytes, machine.device) if data is None else data[: nbytes // 4]
+        data = random_data(nbytes, machine.device) if data is None else data[: nbytes // 4]
         source, target = data.chunk(2)
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
@@ -150,7 +141,7 @@ def _curve(
     data = None
     with attempt("reads of several sizes", machine, missing):
         free_bytes = min(most_bytes, machine.available_bytes() * _STREAM_MEMORY_SHARE)
-        data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(free_bytes, _CURVE_SMALLEST))), machine.device)
+        data = random_data(int(min(_STREAM_LEAST_BYTES, max(free_bytes, _CURVE_SMALLEST))), machine.device)
         for nbytes in sorted(size for size in sizes if _CURVE_SMALLEST <= size <= data.nbytes):
             with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
@@ -160,7 +151,7 @@ def _curve(
         while nbytes <= free_bytes and not _is_past(points, past_bytes, tolerance):
             start_s = machine.now_s()
             data = None  # frees it before the next one is made
-            data = random_bytes(nbytes, machine.device)
+            data = random_data(nbytes, machine.device)
             points.append(_point(machine, data, budget_s))
             nbytes *= 2
             now_s = machine.now_s()
@@ -213,7 +204,7 @@ def measure_weights(
     if not weights:
         return None
     nbytes = sum(part.nbytes for part in weights)
-    stream = random_bytes(nbytes, machine.device).view(torch.int64).split([part.numel() for part in weights])
+    stream = random_data(nbytes, machine.device).view(torch.int64).split([part.numel() for part in weights])
     method = f"sum of each of {len(weights)} parts, {nbytes >> 20} MiB"
     weights_s, stream_s = _interleaved_s(weights, stream, machine, budget_s)
     return WeightReadCeiling(nbytes, ceiling_of(nbytes, weights_s, method), ceiling_of(nbytes, stream_s, method))
@@ -266,36 +257,28 @@ def measure_links(
     pinned memory, which accelerate's hooks do not use. Raises DeviceError.
     """
     budget_s = effort.STANDARD.ceiling_s if budget_s is None else budget_s
-    links: dict[str, Ceiling] = {}
-    missing: dict[str, str] = {}
+    links, missing = dict[str, Ceiling](), dict[str, str]()
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
-            links[name] = _LINKS.get(name, partial(_direct_link, name))(machine, budget_s)
+            links[name] = _link(name, machine, budget_s)
     return links, missing
 
 
-def _host_link(machine: Machine, budget_s: float) -> Ceiling:
-    """Bytes/s from ordinary memory of the host, which accelerate 1.15 never pins (`AlignDevicesHook.pre_forward`)."""
-    source = random_bytes(_LINK_BYTES, torch.device("cpu"))
-    seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
-    return ceiling_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
-
-
-def _direct_link(name: str, machine: Machine, budget_s: float) -> Ceiling:
-    """Bytes/s from the host's pinned memory, which the GPU reads directly, or another GPU's (NVLink or PCIe)."""
-    is_pinned = name == PINNED
-    source = random_bytes(_LINK_BYTES, torch.device("cpu" if is_pinned else name))
-    source = source.pin_memory() if is_pinned else source
-    target = torch.empty_like(source, device=machine.device)
-    seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
-    ends = "pinned host memory to device" if is_pinned else f"{name} to {machine.device}"
+def _link(name: str, machine: Machine, budget_s: float) -> Ceiling:
+    if name == "disk":
+        with disk_fetch(_LINK_BYTES, machine) as fetch:
+            seconds = sample(fetch, machine, budget_s)
+        return ceiling_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
+    source = random_data(_LINK_BYTES, torch.device("cpu" if name in ("host", PINNED) else name))
+    if name == "host":  # ordinary memory, as accelerate 1.15 never pins it (`AlignDevicesHook.pre_forward`)
+        seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
+        return ceiling_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
+    # Memory that the GPU reads directly: the host's pinned one, or another GPU's (NVLink or PCIe).
+    direct = source.pin_memory() if name == PINNED else source
+    target = torch.empty_like(direct, device=machine.device)
+    seconds = sample(lambda: target.copy_(direct, non_blocking=True), machine, budget_s)
+    ends = "pinned host memory to device" if name == PINNED else f"{name} to {machine.device}"
     return ceiling_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
-
-
-def _disk_link(machine: Machine, budget_s: float) -> Ceiling:
-    with disk_fetch(_LINK_BYTES, machine) as fetch:
-        seconds = sample(fetch, machine, budget_s)
-    return ceiling_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
 
 
 @contextmanager
@@ -311,6 +294,3 @@ def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Ten
             return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
 
         yield read
-
-
-_LINKS = {"host": _host_link, "disk": _disk_link}

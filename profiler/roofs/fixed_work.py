@@ -59,7 +59,6 @@ def _steps(model: Any) -> list[float]:
 
 
 def torch_threads(count: int) -> AbstractContextManager[None]:
-    """Context manager: torch runs on `count` threads."""
     return switched(torch.set_num_threads, count, torch.get_num_threads())
 
 

@@ -16,6 +16,7 @@ from profiler.device.clock import time_calls
 from profiler.device.device import compute_capability
 from profiler.device.machine import Machine
 from profiler.facts.ceilings import TFLOAT32, Ceiling
+from profiler.patching import switched
 from profiler.roofs.sampler import LEAST_S, ceiling_of, sample, sample_on_device
 
 _GEMM_SMALLEST = 256
@@ -80,9 +81,8 @@ def sampled_matmul(matmul: SquareMatmul, machine: Machine, size: int, budget_s: 
         burst_per_s = work / statistics.median(sample(multiply, machine, _BURST_S, least_s=least_s))
         sample(multiply, machine, _SETTLE_S - _BURST_S, least_s=least_s)
         budget_s -= _REST_S + _SETTLE_S
-    return replace(
-        ceiling_of(work, sample(multiply, machine, budget_s, least_s=least_s), method), burst_per_s=burst_per_s
-    )
+    seconds = sample(multiply, machine, budget_s, least_s=least_s)
+    return replace(ceiling_of(work, seconds, method), burst_per_s=burst_per_s)
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:
@@ -102,6 +102,12 @@ def measurable_dtypes(device: torch.device) -> list[str]:
 def square_size(ceiling: Ceiling) -> int:
     """Return the side of the squares with which `measure_gemm` reached this ceiling."""
     return int(ceiling.method.split("x")[0])
+
+
+def remeasure_gemm(machine: Machine, dtype: str, ceiling: Ceiling, budget_s: float) -> Ceiling:
+    """Return the FLOP/s that the matmul of a ceiling by `measure_gemm` reaches now."""
+    size = square_size(ceiling)
+    return sampled_matmul(square_matmul(machine.device, dtype, size), machine, size, budget_s)
 
 
 def square_matmul(device: torch.device, dtype: str, size: int) -> SquareMatmul:
@@ -132,15 +138,11 @@ def float8_matmul(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> C
     """Return torchao's float8 matmul (0.18, `addmm_float8_unwrapped_inference`): a scale per row, or per tensor."""
     rows, columns = (left.shape[0], right.shape[1]) if by_row else (1, 1)
     scale_a, scale_b = torch.ones(rows, 1, device=left.device), torch.ones(1, columns, device=left.device)
-    return partial(
-        torch._scaled_mm, left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
-    )
+    options = {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+    return partial(torch._scaled_mm, left, right, **options)
 
 
 def _with_tf32(call: Callable[[], object]) -> object:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    settings = torch.backends.cuda.matmul
+    with switched(partial(setattr, settings, "allow_tf32"), True, settings.allow_tf32):
         return call()
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -18,18 +18,11 @@ from profiler.data.free_memory import idle_room_bytes
 from profiler.device.device import resolve_device, software
 from profiler.device.machine import Machine, machine_for
 from profiler.errors import NoFreeMemoryError, RequestError
-from profiler.facts.ceilings import AGREE, COPY, GEMV, READ, TRIAD, Ceiling, Ceilings, CeilingsRemeasured
+from profiler.facts.ceilings import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, CeilingsRemeasured
 from profiler.loading.meta_model import quiet_libraries
 from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams, past_reported_cache
 from profiler.roofs.fixed_work import measure_host_pace
-from profiler.roofs.gemm import (
-    measurable_dtypes,
-    measure_gemm,
-    measure_gemv,
-    sampled_matmul,
-    square_matmul,
-    square_size,
-)
+from profiler.roofs.gemm import measurable_dtypes, measure_gemm, measure_gemv, remeasure_gemm
 from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
 from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
@@ -80,8 +73,7 @@ def measure(
     if model_dtype != "int8" and gemv not in memory:
         with attempt(gemv, machine, missing):
             nbytes = int(min(ceilings.stream_bytes, most_bytes))
-            probe = partial(measure_gemv, machine, model_dtype, nbytes, _MATMUL * share_s)
-            memory[gemv] = clocked(probe, machine)
+            memory[gemv] = clocked(partial(measure_gemv, machine, model_dtype, nbytes, _MATMUL * share_s), machine)
     for dtype in dtypes:
         if dtype not in compute:
             with attempt(dtype, machine, missing):
@@ -112,13 +104,8 @@ def remeasure_ceilings(machine: Machine, ceilings: Ceilings, model_dtype: str, b
     if GEMV in ceilings.memory:
         memory[GEMV] = measure_gemv(machine, model_dtype, ceilings.stream_bytes, budget_s)
     if first is not None and first.measured:
-        compute[model_dtype] = clocked(partial(_remeasure_gemm, machine, model_dtype, first, budget_s), machine)
+        compute[model_dtype] = clocked(partial(remeasure_gemm, machine, model_dtype, first, budget_s), machine)
     return CeilingsRemeasured(memory, compute, machine.unix_s())
-
-
-def _remeasure_gemm(machine: Machine, dtype: str, ceiling: Ceiling, budget_s: float) -> Ceiling:
-    size = square_size(ceiling)
-    return sampled_matmul(square_matmul(machine.device, dtype, size), machine, size, budget_s)
 
 
 def _is_outdated(known: Ceilings, machine: Machine, most_bytes: float) -> bool:
@@ -128,7 +115,7 @@ def _is_outdated(known: Ceilings, machine: Machine, most_bytes: float) -> bool:
         nbytes = int(min(known.stream_bytes, most_bytes))
         outdated = measure_read(machine, nbytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
         if (ceiling := known.compute.get("float32")) is not None and not outdated:
-            outdated = _remeasure_gemm(machine, "float32", ceiling, _CHECK_S).per_s > faster * ceiling.per_s
+            outdated = remeasure_gemm(machine, "float32", ceiling, _CHECK_S).per_s > faster * ceiling.per_s
     return outdated
 
 

@@ -114,7 +114,7 @@ def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Call
         raise RequestError(f"its launches would be timed, since {first_line(error)}.") from error
 
 
-def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+def random_data(nbytes: int, device: torch.device) -> torch.Tensor:
     """Return `nbytes` of random float32 in whole elements, shape [elements]: one random tile, repeated."""
     elements = nbytes // 4
     tile = torch.rand(min(elements, _TILE_BYTES // 4), device=device)

@@ -287,7 +287,6 @@ _LEFT_OUT: Any = {
 
 
 def document_json(document: RunDocument) -> bytes:
-    """The text of run.json in UTF-8."""
     return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"
 
 

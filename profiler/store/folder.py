@@ -75,7 +75,6 @@ class Run:
 
 
 def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
-    """Results as a DataFrame, one column per field."""
     import pandas as pd  # it takes a third of a second and 65 MB, which a run does not need while it measures
 
     rows = [[getattr(result, name) for name in CELL_COLUMNS] for result in results]
@@ -194,11 +193,9 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
 def read_facts(folder: Path, document: RunDocument, gathered: MergedFacts) -> Facts:
     """The input of a judgement of a run folder. Raises RunError if facts are missing."""
     facts = facts_of(document, read_operators(folder), gathered)
-    missing = [
-        key for key in facts.grid.keys if key not in facts.operators or key.cell not in facts.predicted_peak_bytes
-    ]
-    if missing:
-        raise RunError(f"{folder} cannot be judged: the facts of {missing[0].name} are missing.")
+    for key in facts.grid.keys:
+        if key not in facts.operators or key.cell not in facts.predicted_peak_bytes:
+            raise RunError(f"{folder} cannot be judged: the facts of {key.name} are missing.")
     return facts
 
 

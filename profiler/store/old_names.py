@@ -23,7 +23,6 @@ _NAMES_NOW = {
 
 
 def name_now(name: str) -> str:
-    """Return what a key, a column or a value is called now."""
     return _NAMES_NOW.get(name, name)
 
 

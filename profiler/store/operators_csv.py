@@ -51,7 +51,6 @@ _AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes"
 
 
 def operators_csv(facts: Facts) -> str:
-    """Return the text of operators.csv."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     memory_bytes_per_s = facts.ceilings.memory_bytes_per_s

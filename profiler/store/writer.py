@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from profiler.errors import RunError
@@ -68,9 +67,7 @@ class RunStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # of a full disk, which `append` reports
             self._samples.close()
         if not (self.folder / RUN_FILE).exists():
@@ -85,12 +82,10 @@ def write_document(folder: Path, document: RunDocument) -> None:
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
-    """Replace cells.csv."""
     replace_file(folder / CELLS_FILE, cells_text(results))
 
 
 def write_operators(folder: Path, facts: Facts) -> None:
-    """Replace operators.csv."""
     replace_file(folder / OPERATORS_FILE, operators_csv(facts))
 
 

@@ -14,8 +14,10 @@ from subjects import PLANTED, subject_of
 from profiler.errors import RequestError
 from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
+from profiler.measure import drafting as measuring
 from profiler.measure.drafting import NGRAM, Draft, draft_of, measure_drafts
 from profiler.measure.subject import Subject
+from profiler.patching import patched
 from profiler.store.folder import read_run
 
 CEILINGS = Ceilings({"float32": PLANTED}, {READ: PLANTED}, 1 << 23, beyond_cache=True)
@@ -35,7 +37,8 @@ def draft_for(subject: Subject, name: str) -> Draft:
 
 
 def drafting(subject: Subject, name: str) -> Drafting:
-    return measure_drafts(subject, draft_for(subject, name), NEW_TOKENS, CEILINGS, turns=1)
+    with patched(measuring, _TURNS=1):
+        return measure_drafts(subject, draft_for(subject, name), NEW_TOKENS, CEILINGS)
 
 
 def check(found: Drafting) -> None:

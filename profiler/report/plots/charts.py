@@ -16,17 +16,8 @@ from profiler.errors import RequestError
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
-from profiler.report.plots.style import REGIME_COLOR, WIDTH_IN, depth_column, log_axes, panel_grid, phases_of, title
-from profiler.report.selection import (
-    MOST_SIZES,
-    evidence_of,
-    first_engine,
-    of_all,
-    of_first_engine,
-    of_phase,
-    selected_cells,
-    spanning,
-)
+from profiler.report.plots.style import REGIME_COLOR, WIDTH_IN, log_axes, panel_grid, phases_of, title
+from profiler.report.selection import MOST_SIZES, first_engine, of_first_engine, of_phase, selected_cells, spanning
 from profiler.report.time_breakdown import MOST_BARS_A_PHASE, breakdown_bars, terms_of
 from profiler.store.folder import Run, cells_frame
 from profiler.units import scaled, significant
@@ -111,11 +102,11 @@ def memory(run: Run) -> Figure:
 
     On a CPU only the whole process is measured, which belongs to no cell. Raises RequestError for a run without counts.
     """
-    evidence = evidence_of(run)
+    counted_bytes = {item.key: item.predicted_peak_memory_bytes for item in run.document.evidence}
     sizes: list[tuple[str, str, int | None]] = []
     for cell in spanning(of_first_engine(run), MOST_BARS_A_PHASE):
-        if cell.key in evidence:
-            sizes.append((cell.key.name, "counted", evidence[cell.key].predicted_peak_memory_bytes))
+        if cell.key in counted_bytes:
+            sizes.append((cell.key.name, "counted", counted_bytes[cell.key]))
             if run.document.device.kind != "cpu":
                 sizes.append((cell.key.name, "measured peak", cell.peak_memory_bytes))
     if not sizes:
@@ -133,6 +124,7 @@ def memory(run: Run) -> Figure:
 _MOST_BREAKDOWNS_A_PHASE = 12
 # Width of the longest regime with its margin, and of an axis with its label.
 _WORD_INCHES, _AXIS_INCHES = 0.9, 1.2
+_DEPTH_COLUMN = {"prefill": "prompt_len", "decode": "context_len"}
 
 
 def regime_map(run: Run) -> Figure:
@@ -143,12 +135,12 @@ def regime_map(run: Run) -> Figure:
     cells = cells.assign(code=cells["regime"].map(faces.index).astype(float), words=words)
     phases = phases_of(cells)
     most = min(MOST_SIZES, int((WIDTH_IN.get() - _AXIS_INCHES) / _WORD_INCHES))
-    columns = max(min(len(set(cells.loc[cells["phase"] == phase, depth_column(phase)])), most) for phase in phases)
+    columns = max(min(len(set(cells.loc[cells["phase"] == phase, _DEPTH_COLUMN[phase]])), most) for phase in phases)
     width = max(5.0, _WORD_INCHES * columns + _AXIS_INCHES)
     figure, panels = panel_grid(len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
     colors = {"cmap": list(REGIME_COLOR.values()), "vmin": 0, "vmax": len(faces) - 1, "cbar": False}
     for axes, phase in zip(panels, phases, strict=True):
-        depth = depth_column(phase)
+        depth = _DEPTH_COLUMN[phase]
         mine = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
         depths = evenly(sorted(mine[depth].unique()), most)
         batches = evenly(sorted(mine["batch_size"].unique()), MOST_SIZES)
@@ -158,10 +150,15 @@ def regime_map(run: Run) -> Figure:
         sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
         axes.tick_params(axis="y", rotation=0)
         tokens = "prompt tokens" if phase == "prefill" else "cached tokens"
-        axes.set_xlabel(tokens + of_all(len(depths), mine[depth].nunique()))
-        axes.set_ylabel("batch" + of_all(len(batches), mine["batch_size"].nunique()))
+        axes.set_xlabel(tokens + _of_all(len(depths), mine[depth].nunique()))
+        axes.set_ylabel("batch" + _of_all(len(batches), mine["batch_size"].nunique()))
         axes.set_title(phase, fontsize=11)
     return figure
+
+
+def _of_all(shown: int, total: int) -> str:
+    """Return ` (12 of 20)` for a map that does not show all sizes of an axis; empty if it does."""
+    return f" ({shown} of {total})" if shown < total else ""
 
 
 def breakdown_chart(run: Run) -> Figure:

@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
-from profiler.report.plots.style import PHASE_STYLE, REGIME_COLOR, Dashes, panel_grid, title
+from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, REGIME_COLOR, Dashes, panel_grid, title
 from profiler.report.roofline_data import CeilingKind, CeilingLine, ceiling_lines, group_points
 from profiler.report.selection import cell_words, selected_cells
 from profiler.store.folder import Run
@@ -112,14 +112,14 @@ def draw_ridge(axes: Axes, ceiling: CeilingLine) -> None:
 def _draw_points(axes: Axes, points: Sequence[CellResult]) -> None:
     series: dict[tuple[Phase, str, int], list[CellResult]] = {}
     for number, point in enumerate(points):
-        look, cell = PHASE_STYLE[point.key.phase], point.key.cell
-        at = [point.intensity], [point.flops_per_s]
-        axes.plot(*at, color=look.color, marker=look.marker, ms=7, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
-        series.setdefault((point.key.phase, cell.engine, cell.depth), []).append(point)
+        phase, cell = point.key.phase, point.key.cell
+        style: Any = {"color": PHASE_COLOR[phase], "marker": PHASE_MARKER[phase], "gid": f"cell-{number}"}
+        axes.plot([point.intensity], [point.flops_per_s], ms=7, mew=0.6, mec="white", ls="", **style)
+        series.setdefault((phase, cell.engine, cell.depth), []).append(point)
     for (phase, _, _), line in series.items():
         of_line = sorted(line, key=lambda point: point.key.cell.batch_size)
         places = [point.intensity for point in of_line], [point.flops_per_s for point in of_line]
-        axes.plot(*places, color=PHASE_STYLE[phase].color, lw=0.8)
+        axes.plot(*places, color=PHASE_COLOR[phase], lw=0.8)
 
 
 def _covered(axes: Axes, cell: CellResult, *, with_arrow: bool) -> Bbox:
@@ -131,7 +131,7 @@ def _covered(axes: Axes, cell: CellResult, *, with_arrow: bool) -> Bbox:
 def _draw_arrow(axes: Axes, cell: CellResult) -> None:
     if cell.attained < 1:
         x, y = cell.intensity, cell.flops_per_s
-        style: Any = {"arrowstyle": "->", "color": PHASE_STYLE[cell.key.phase].color, "shrinkA": 4, "shrinkB": 0}
+        style: Any = {"arrowstyle": "->", "color": PHASE_COLOR[cell.key.phase], "shrinkA": 4, "shrinkB": 0}
         axes.annotate("", (x, y / cell.attained), (x, y), arrowprops=style)
         sides = [(5, 0, "left", "center"), (-5, 0, "right", "center")]
         _write(axes, percent(cell.attained), (x, y / math.sqrt(cell.attained)), sides)

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.regimes import LIMITS
+from profiler.patching import switched
 from profiler.store.folder import Run
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
@@ -30,15 +30,8 @@ _MOST_TITLE = 100
 Dashes = str | tuple[int, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class PhaseStyle:
-    """Colour and marker of a phase's cells."""
-
-    color: str
-    marker: str
-
-
-PHASE_STYLE: dict[Phase, PhaseStyle] = {"prefill": PhaseStyle("#D55E00", "^"), "decode": PhaseStyle("#0072B2", "o")}
+PHASE_COLOR: dict[Phase, str] = {"prefill": "#D55E00", "decode": "#0072B2"}
+PHASE_MARKER: dict[Phase, str] = {"prefill": "^", "decode": "o"}
 REGIME_COLOR: dict[str, str] = {
     **{label: TERMS[limit.terms[0]].color for label, limit in LIMITS.items()},
     "link-bound": "#009E73",
@@ -58,23 +51,15 @@ def styled(width_in: float = MOST_WIDTH_IN, /, **settings: str) -> Iterator[None
     """
     wide = {font.name for font in fontManager.ttflist if _WIDE_FONTS.search(font.name)}
     families = ["sans-serif", *sorted(wide)]  # matplotlib takes glyphs that the first font lacks from the others
-    with plt.style.context([STYLE_FILE, {"font.family": families, **settings}]), warnings.catch_warnings():
+    look = plt.style.context([STYLE_FILE, {"font.family": families, **settings}])
+    with look, switched(WIDTH_IN.set, width_in, WIDTH_IN.get()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        before = WIDTH_IN.set(width_in)
-        try:
-            yield
-        finally:
-            WIDTH_IN.reset(before)
-
-
-def depth_column(phase: Phase) -> str:
-    """Return the name of the column with a cell's depth."""
-    return "prompt_len" if phase == "prefill" else "context_len"
+        yield
 
 
 def phases_of(cells: pd.DataFrame) -> list[Phase]:
     """Return the phases that have cells, in the order of panels."""
-    return [phase for phase in PHASE_STYLE if (cells["phase"] == phase).any()]
+    return [phase for phase in PHASE_COLOR if (cells["phase"] == phase).any()]
 
 
 def title(run: Run) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
-from profiler.report.plots.style import PHASE_STYLE, Dashes, log_axes, log_ticks, panel_grid, phases_of
+from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, Dashes, log_axes, log_ticks, panel_grid, phases_of
 from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
@@ -64,17 +64,17 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         plot_ceiling(axes, plateau, color=INK, ls="--", lw=1.6, label=label)
     draw_ridge(axes, own)
     ends: list[tuple[float, float, str]] = []
-    for phase, style in PHASE_STYLE.items():
+    for phase, color in PHASE_COLOR.items():
         of_phase = points[points["phase"] == phase]
         if len(of_phase):
             at = of_phase["intensity"], of_phase["flops_per_s"]
-            axes.plot(*at, style.marker, color=style.color, mec="white", ms=7, label=phase)
+            axes.plot(*at, PHASE_MARKER[phase], color=color, mec="white", ms=7, label=phase)
             names = of_phase["batch_size"].astype(str) + " x " + of_phase["depth"].astype(str)
             by_speed = sorted(zip(of_phase["flops_per_s"], of_phase["intensity"], names, strict=True))
             ends += [(intensity, speed, name) for speed, intensity, name in dict.fromkeys([by_speed[0], by_speed[-1]])]
         if cells := [cell for cell in (run.measured if run else ()) if cell.phase == phase]:
             x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
-            axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
+            axes.plot(x, y, "*", color=color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{ceilings.name}: {scaled(ceilings.bytes_per_s, 'B/s')}", fontsize=11)
     # Below the axes, where it hides neither a ceiling nor the ridge's name.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=9, ncols=3, frameon=False)
@@ -103,8 +103,7 @@ def theory_kv(grid: GridCount) -> Figure:
 def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: float = 0) -> None:
     """Draw what steps need. A name outside the limits would move the picture, so they include the free memory."""
     points = _points(grid, needs_bytes=needs_bytes)
-    phase = phases_of(points)[-1]
-    points = points[points["phase"] == phase]
+    points = points[points["phase"] == phases_of(points)[-1]]
     named = points.assign(line="batch " + points["batch_size"].astype(str))
     sns.lineplot(named, x="depth", y="needs_bytes", hue="line", style="line", markers=True, errorbar=None, ax=axes)
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)

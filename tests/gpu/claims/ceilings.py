@@ -18,7 +18,7 @@ from profiler.loading.request import DTYPES, dtype_name
 from profiler.roofs.bandwidth import measure_read
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_matmul, square_size
 from profiler.roofs.measure import measure
-from profiler.roofs.sampler import random_bytes, sample
+from profiler.roofs.sampler import random_data, sample
 
 from .bench import Attempt, Bench, Check, NotRunError, within
 from .kernels import judged_kernels
@@ -124,7 +124,7 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
     """
     ceilings, machine, dtype = bench.once(first_ceilings), bench.machine, dtype_name(bench.dtype)
     if name == READ:
-        ceiling, data = ceilings.memory[READ], random_bytes(ceilings.stream_bytes, bench.device)
+        ceiling, data = ceilings.memory[READ], random_data(ceilings.stream_bytes, bench.device)
         work, call = float(data.nbytes), data.sum
     elif name == "GEMV":
         shape = {"device": bench.device, "dtype": DTYPES[dtype]}

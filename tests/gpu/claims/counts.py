@@ -18,7 +18,7 @@ from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.step import Step
-from profiler.roofs.sampler import random_bytes
+from profiler.roofs.sampler import random_data
 
 from .bench import Attempt, Bench, Check, NotRunError
 
@@ -82,7 +82,7 @@ def ncu_target(bench: Bench) -> None:
     """Run the parts between the profiler's marks, in the process that Nsight Compute profiles."""
     device, machine = bench.device, machine_for(bench.device)
     model = bench.load(bench.model)
-    engine, data = EagerEngine(model, machine), random_bytes(_STREAM_BYTES, device)
+    engine, data = EagerEngine(model, machine), random_data(_STREAM_BYTES, device)
     ids = torch.zeros(1, _PROMPT, dtype=torch.long, device=device)
     with torch.inference_mode():
         state = engine.prefill(ids, _SLOTS)
