@@ -192,7 +192,9 @@ def prefix_change(group: CallGroup) -> Candidate | None:
     kept: list[Any] = []
     changed = [repeat(noted, after, model, filled=kept) for after, (_, noted, _) in zip(continued, chosen, strict=True)]
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
-    crop = "" if _continue_each_other(prompts) else ", after past_key_values.crop(n) to the n tokens that both share"
+    # By a negative number: transformers 5.23 refuses the length that remains.
+    crop = ", cut to the n tokens that both share: past_key_values.crop(n - past_key_values.get_seq_length())"
+    crop = "" if _continue_each_other(prompts) else crop
     return group.candidate(
         "shared-prefix",
         f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",

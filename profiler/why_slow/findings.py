@@ -342,7 +342,7 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         function, line = seen.callbacks.get(first, ("", ""))
         within = f", with {function} in it" if function and not is_own else ""
         words = " and ".join(callback_words(*each) for each in spent_s)
-        own = ("", "do less in it: read only the newest tokens, and only every few tokens")
+        own = ("", "do less in it: read only the newest tokens, of all rows at once by operations on tensors")
         yield Finding(
             "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
             f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
