@@ -65,8 +65,8 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
     made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
     return replace(
-        compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=(replace(compiled, about=0.0),),
-        stand_in="its step as a CUDA graph without torch.compile",
+        compiled, within=lambda: patched(model, **made()), release=made.cache_clear, once_s=0.0,
+        closer=(replace(compiled, about=0.0),), stand_in="its step as a CUDA graph without torch.compile",
     )  # fmt: skip
 
 

@@ -98,6 +98,8 @@ class Candidate:
     """Those of the script's own calls of this shape."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
+    release: Callable[[], object] = lambda: None
+    """Frees what the changed call made for itself, such as a copy of the model."""
     shape: str = ""
     explain: Callable[[], str] = lambda: ""
     """Measures more evidence, in words, once the trial has shown a saving."""

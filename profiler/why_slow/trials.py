@@ -135,7 +135,10 @@ def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
     candidate = plan.candidate
     shape = candidate.shape or candidate.group.call.words
     gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
-    rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
+    try:
+        rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
+    finally:
+        candidate.release()
     if plan.tokens:
         shape += f", as {plan.tokens} of its tokens"
     numbers = tuple(call.number for call in candidate.group.calls)

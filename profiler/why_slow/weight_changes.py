@@ -23,7 +23,7 @@ from profiler.quant.storage import is_linear
 from profiler.units import scaled
 from profiler.why_slow.floor import at_ceilings_s
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall
 from profiler.why_slow.watched_calls import device_map_of, is_spread
 
 # The trial's copy of a model may take at most this share of the free memory.
@@ -60,14 +60,15 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
         "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, copies()),
-        where=group.loaded_at, stand_in="dense linears of random values",
+        release=copies.cache_clear, where=group.loaded_at, stand_in="dense linears of random values",
         explain=lambda: f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}",
     )  # fmt: skip
 
 
-def _on_copy(group: CallGroup, make: Callable[[], Any]) -> Run:
-    call, noted = group.middle
-    return RepeatedCall(noted, call, functools.cache(make)).as_run
+def _on_copy(group: CallGroup, make: Callable[[], Any]) -> dict[str, Any]:
+    """The fields of a candidate whose call runs on a copy of the model, from the trial's first run to its end."""
+    (call, noted), copied = group.middle, functools.cache(make)
+    return {"changed": RepeatedCall(noted, call, copied).as_run, "release": copied.cache_clear}
 
 
 def gathered_weights(group: CallGroup) -> Candidate | None:
@@ -80,7 +81,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",
         f'device_map={{"": "{model.device}"}}: all of them fit',
-        _on_copy(group, lambda: _gathered(model)), where=group.loaded_at,
+        **_on_copy(group, lambda: _gathered(model)), where=group.loaded_at,
         stand_in="a copy of the model in one place",
     )  # fmt: skip
 
@@ -134,7 +135,7 @@ def cast_once(group: CallGroup) -> Candidate | None:
     nbytes = scaled(sum(weight.nbytes for weight in weights), "B")
     return group.candidate(
         "autocast", f"torch.autocast casts {nbytes} of weights to {name} again in each forward",
-        f"call model.to({dtype}) once, after loading", _in_dtype(group, dtype), where=where,
+        f"call model.to({dtype}) once, after loading", **_in_dtype(group, dtype), where=where,
     )  # fmt: skip
 
 
@@ -159,13 +160,13 @@ def other_dtype(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "wide-dtype" if wide else "emulated-dtype",
         f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
-        f"call model.to(torch.{name}) after loading, or load it with dtype=torch.{name}", _in_dtype(group, faster),
+        f"call model.to(torch.{name}) after loading, or load it with dtype=torch.{name}", **_in_dtype(group, faster),
         where=group.loaded_at, about=about,
     )  # fmt: skip
 
 
-def _in_dtype(group: CallGroup, dtype: torch.dtype) -> Run:
-    """The call on a copy of its model, on which `to(dtype)` is called. Raises RequestError if a copy is none."""
+def _in_dtype(group: CallGroup, dtype: torch.dtype) -> dict[str, Any]:
+    """As `_on_copy`, on a copy on which `to(dtype)` is called. Raises RequestError if a copy is none."""
     model = group.model
     if any(isinstance(vars(each).get("forward"), FunctionType) for each in model.modules()):
         raise RequestError("a module's forward was replaced by a function, which in a copy would use its weights")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,12 +21,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache
 
 import profiler
+from profiler.device.clock import now_s
 from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
 from profiler.why_slow import change_registry, trials
 from profiler.why_slow.findings import TRIALS_SHARE, TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.repeat_call import Candidate, RepeatedCall, Run
-from profiler.why_slow.trials import TrialPlan, plan_trial
+from profiler.why_slow.trials import TrialPlan, plan_trial, run_trial
 from profiler.why_slow.watched_calls import GENERATE, GENERATE_BATCH
 from profiler.why_slow.weight_changes import unmerged_adapters
 
@@ -207,6 +209,21 @@ def test_a_call_is_repeated_with_its_autocast_and_its_kernels_of_attention() -> 
     found.as_is()
     assert seen == [(torch.bfloat16, False), (torch.bfloat16, True), (torch.bfloat16, False)]
     assert (torch.is_autocast_enabled("cpu"), torch.backends.cuda.flash_sdp_enabled()) == (False, True)
+
+
+def test_a_copy_of_the_model_lives_as_long_as_its_trial() -> None:
+    model = tiny_llama()
+    found = changes_to(lambda: model(IDS))["wide-dtype"]
+    copies: list[weakref.ref[Any]] = []
+
+    def note(module: Any, _arguments: object) -> None:
+        if module is not model:
+            copies.append(weakref.ref(module))
+
+    model.register_forward_pre_hook(note)  # which a copy has, too
+    run_trial(plan_trial(found, 10.0), now_s() + 10.0)
+    assert copies
+    assert {copied() for copied in copies} == {None}
 
 
 def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
