@@ -27,6 +27,8 @@ from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
 from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
 
+# On a CPU, buffers next to the model of a script: few scripts have less memory to spare.
+_SMALL_BYTES = 128 << 20
 # Seconds for each check of a cached ceiling.
 _CHECK_S = 0.3
 # Shares of the time, in that of one dtype's matmuls.
@@ -126,18 +128,23 @@ _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
 
-def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False, keeps: bool = True) -> Ceilings:
+def cached(
+    measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False, keeps: bool = True, small: bool = False
+) -> Ceilings:
     """Return `measure(known=...)` of the cached ceilings of this device and software; cache the result if it `keeps`.
 
-    `known` is None after a day or if `fresh`. An entry is for one card under one driver and power limit.
+    `known` is None after a day or if `fresh`. An entry is for one card under one driver and power limit. What was
+    measured with `small` buffers is an entry of its own, which only these use.
     """
-    path = cache_path("ceilings", {**circumstances(machine), "method": _METHOD})
-    known = None if fresh else read_recent(path, _CEILINGS.validate_json)
+    names = ("ceilings", "small-ceilings") if small else ("ceilings",)
+    paths = [cache_path(name, {**circumstances(machine), "method": _METHOD}) for name in names]
+    entries = (read_recent(path, _CEILINGS.validate_json) for path in paths)
+    known = None if fresh else next(filter(None, entries), None)
     if known and time.time() - known.measured_at_unix_s > RECENT_S:  # each run writes the file
         known = None
     measured = measure(known=known)
     if keeps and measured.measured_s >= KEPT_FROM_S and not machine.source.failures:  # otherwise clocks are missing
-        write_cache(path, _CEILINGS.dump_json(measured))
+        write_cache(paths[-1], _CEILINGS.dump_json(measured))
     return measured
 
 
@@ -156,8 +163,9 @@ def here_ceilings(work: ModelWork, dtype: str, *, small: bool = False) -> Ceilin
     machine = machine_for(resolve_device("auto"))
     used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
-    most_bytes = past_reported_cache(machine) if small else math.inf
-    measured = cached(partial(measure, machine, dtypes, model_dtype=dtype, most_bytes=most_bytes), machine)
+    small_bytes = past_reported_cache(machine) if machine.is_cuda else _SMALL_BYTES
+    measuring = partial(measure, machine, dtypes, model_dtype=dtype, most_bytes=small_bytes if small else math.inf)
+    measured = cached(measuring, machine, small=small)
     ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
         why = next(iter(measured.missing.values()))

@@ -465,7 +465,7 @@ class Card(Machine):
         return replace(HOST.info, kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=self._uuid)
 
 
-def known(machine: Machine, measured_s: float = 5.0, *, keeps: bool = True) -> bool:
+def known(machine: Machine, measured_s: float = 5.0, *, keeps: bool = True, small: bool = False) -> bool:
     """Whether ceilings were cached for this machine; afterwards they are, if they were measured for long enough."""
     found: list[Ceilings | None] = []
 
@@ -473,7 +473,7 @@ def known(machine: Machine, measured_s: float = 5.0, *, keeps: bool = True) -> b
         found.append(known)
         return Ceilings({}, {}, 1, True, measured_s=measured_s, measured_at_unix_s=machine.unix_s())
 
-    cached(measure, machine, keeps=keeps)
+    cached(measure, machine, keeps=keeps, small=small)
     return found[0] is not None
 
 
@@ -485,3 +485,5 @@ def test_a_card_and_its_settings_reuse_ceilings_of_long_runs(tmp_path: Path, mon
     assert [known(Card(first, watts)) for watts in (350.0, 700.0)] == [False, True]
     assert [known(Card(first, driver=version)) for version in ("590.10", "590.10")] == [False, True]
     assert [known(HOST, 0.8), known(HOST, keeps=False), known(HOST, 3.0), known(HOST)] == [False, False, False, True]
+    third = Card("GPU-77c0")  # ceilings of small buffers are no run's, but a run's are as good as small ones
+    assert [known(third, small=small) for small in (True, True, False, True)] == [False, True, False, True]
