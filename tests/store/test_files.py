@@ -1,4 +1,4 @@
-"""No finished cell is lost or written twice, whatever fails; every file is read or refused, and replaced atomically."""
+"""No cell is lost or written twice; every file, old or broken, is read or refused, and each is replaced whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -349,7 +350,7 @@ def used(file: Path) -> None:
     json_text(dumped(comparison_document(compare_sides(side, side))))
 
 
-RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
+RUN = WHOLE.with_name("smollm2-135m-zen4")
 DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html")
 
 
@@ -446,3 +447,31 @@ def test_a_link_to_a_file_is_replaced_and_what_is_no_plain_file_stays(tmp_path: 
 def test_a_notebook_shows_the_answer_of_a_run() -> None:
     run = read_run(str(RUN))
     assert repr(run).splitlines() == [*run.answer, f"run: {RUN}"]
+
+
+BEFORE_0_5 = {
+    "slow-kernels": "kernel-bound", "above-ceiling": "above-roof", "int32 matmuls": "int32 products",
+    "redundant_bytes_by_cause": "avoidable_bytes_by_cause", "redundant_flops_by_cause": "avoidable_flops_by_cause",
+    "redundant_bytes": "avoidable_bytes", "redundant_s": "avoidable_s", "overhead_s": "dispatch_s",
+    "changes": "levers", "repetitions": "visits", "ceiling": "roof", "ceiling_s": "roof_s",
+}  # fmt: skip
+"""What words were called in files before version 0.5."""
+
+
+def test_old_keys_columns_and_values_are_those_of_today(tmp_path: Path) -> None:
+    """A run of today with each of these words replaced by its old one is still the same run."""
+
+    def content() -> list[Any]:
+        run = read_run(folder)
+        return [repr(read) for read in (run.results, run.document, read_operators(folder), read_facts_of(folder))]
+
+    folder = Path(shutil.copytree(RUN.with_name("smollm2-135m-xeon-minute"), tmp_path / "run"))
+    today, replaced = content(), set()
+    for name in ("run.json", "cells.csv", "operators.csv", "samples.jsonl"):
+        text = (folder / name).read_text()
+        for now, old in BEFORE_0_5.items():
+            text, count = re.subn(rf'(?<=[",\n]){now}(?=[",\n])', old, text)
+            replaced |= {(name, old)} if count else set()
+        (folder / name).write_text(text)
+    assert {("run.json", "levers"), ("cells.csv", "kernel-bound"), ("operators.csv", "roof_s")} <= replaced
+    assert content() == today
