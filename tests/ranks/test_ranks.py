@@ -16,7 +16,8 @@ import torch
 from greedy import greedy_tokens
 from machines import HOST
 from session import EXCHANGE_S, IDS, matmuls_of
-from transformers import AutoModelForCausalLM, LlamaConfig
+from small_models import small_model
+from transformers import AutoModelForCausalLM
 
 from profiler.counting.count import count
 from profiler.engines.transformers import EagerEngine
@@ -39,13 +40,9 @@ WAIT_S = 240
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 8 heads and 4 KV heads, whose vocabulary does not divide by the ranks."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=3,
-        vocab_size=203, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.2,
-    )  # fmt: skip
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 203}
     path = tmp_path_factory.mktemp("ranks") / "model"
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    small_model("Llama", **sizes, max_position_embeddings=256, initializer_range=0.2).save_pretrained(path)
     return path
 
 

@@ -13,7 +13,7 @@ import pytest
 from machines import HOST, Others, ceiling
 
 from profiler import effort
-from profiler.data.datasheets import gpus
+from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
@@ -76,11 +76,8 @@ def test_a_whole_grid_makes_the_run_as_long_as_its_repetitions_and_its_later_par
     assert made.total_s == total_s, "it never shrinks"
 
 
-SHEETS = {gpu.gpu: gpu for gpu in gpus()}
-
-
 def card(name: str) -> Device:
-    sheet = SHEETS[name]
+    sheet = gpu_called(name)
     return Device("cuda", name, sheet.memory_bytes, sheet.l2_bytes, sheet.sm_count, sheet.compute_capability, sheet)
 
 
