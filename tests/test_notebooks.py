@@ -21,17 +21,7 @@ FIGURES = {
     "01_arithmetic_intensity": ["295.3", "682.67", "346", "62.7", "4,294,967,296", "125.3"],
     # The H100's eager step in bfloat16, and in nf4 as a graph.
     "02_profile_mistral_7b": [
-        "7.22",
-        "14.29",
-        "13.3",
-        "203.1",
-        "4.5",
-        "131072.0",
-        "204.0",
-        "75.2",
-        "24.33",
-        "7.03",
-        "14.9 GB",
+        "7.22", "14.29", "13.3", "203.1", "4.5", "131072.0", "204.0", "75.2", "24.33", "7.03", "14.9 GB",
     ],
     # 154 is the first batch above an A100's ridge of 153; the slopes are of doubled batches on an H100.
     "03_memory_bound_inference": ["327680.0", "0.34", "10.74", "1.70", "75.7", "154.0", "0.66", "0.94", "0.37"],
@@ -43,7 +33,7 @@ FIGURES = {
     "08_more_than_one_gpu": ["16777.2", "12.7", "36.6", "29.3", "66.0"],
     # Eager and as a graph on an H100, an order on an H200, and 20 frames a second over 33.
     "09_the_third_regime": ["26.15", "8.70", "14.8 µs", "0.44", "0.61"],
-}
+}  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
 INDEX = ROOT / "docs/index.md"

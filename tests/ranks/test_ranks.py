@@ -21,11 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from profiler.counting.count import count
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import RequestError
 from profiler.facts.repetitions import Repetition
 from profiler.ranks.run import OWN_CORES
-from profiler.run.options import Options
-from profiler.run.validate import prepare
 from profiler.store.folder import read_run
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import read_facts_of
@@ -168,19 +165,3 @@ def _second_rank(torchrun_pid: int, out: Path) -> int:
             return next(child.pid for child in children if child.environ().get("RANK") == "1")
         time.sleep(0.2)
     raise AssertionError("no cell was timed")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"tp": 8}, "cuts the 4 KV heads of this model into pieces"),
-        ({"tp": 2, "engine": "static"}, "works only with --engine eager"),
-        ({"tp": 2, "trace": True}, "leave them out"),
-    ],
-)
-def test_impossible_requests_for_ranks_are_refused_before_loading(
-    folder: Path, options: dict[str, object], words: str
-) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
-        prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, **options))
-    assert "\n" not in str(caught.value)

@@ -65,21 +65,8 @@ def test_lengths_that_are_given_cut_the_prompts(one_expert: Path, tmp_path: Path
     assert prepared.prompts.of(prepared.grid.cells[0]).tolist() == [[1, 2], [4, 4], [5, 5]]
     assert "--prompt-lens 2" in prepared.command
     assert prepared.command.count("--prompts prompts.txt") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"prompt_lens": "2", "batch_sizes": [4]}, "prompts.txt has 3 prompts, too few for a batch of 4"),
-        ({"prompt_lens": "ragged:2..4", "engine": "static"}, "unequal lengths work only with --engine eager"),
-    ],
-)
-def test_requests_that_the_file_cannot_meet(
-    options: dict[str, object], words: str, one_expert: Path, tmp_path: Path
-) -> None:
-    prompts = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
-    with pytest.raises(RequestError, match=words):
-        prepare(Options(model=str(one_expert), prompts=prompts, device="cpu", **options))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"prompts\.txt has 3 prompts, too few for a batch of 4"):
+        prepare(replace(prepared.options, batch_sizes=[4]))
 
 
 def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: Path) -> None:
