@@ -20,8 +20,6 @@ from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 
-MIB = 1 << 20
-
 
 @pytest.mark.parametrize(("cores", "mib"), [(set(range(16)), 64), ({8, 9}, 32)], ids=["all", "one die"])
 def test_caches_of_the_cores_of_a_process_add_up(
@@ -37,7 +35,7 @@ def test_caches_of_the_cores_of_a_process_add_up(
             (cache / "shared_cpu_list").write_text(f"{sharing[0]}-{sharing[-1]}\n")
     monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: cores, raising=False)
-    assert describe(CPU).last_level_cache_bytes == mib * MIB
+    assert describe(CPU).last_level_cache_bytes == mib << 20
 
 
 X86 = """processor\t: 0

@@ -74,7 +74,6 @@ def test_messages_and_the_sentences_of_reports_are_plain() -> None:
 
 
 NAMES = ("judge", "judge-h100", "judge-h100-engines", "judge-h200-default", "compare", "forecast")
-DEFAULTS = [ROOT / "tests/golden" / f"{name}.txt" for name in NAMES]
 EVERYDAY = frozenset(re.findall(r"\w+", """
     a about adds after again against all amd and are as at b bar basis be before below between beyond both builds but by
     cap clock common contain copy costs cpu default device differ does doubled during each else enable epyc error
@@ -98,7 +97,7 @@ NO_WORD = re.compile(
 def test_every_word_of_a_default_screen_is_everyday_or_in_the_glossary() -> None:
     """Lines of code, options, paths and names of models are not words."""
     in_terms = {word for term in GLOSSARY for word in re.findall(r"[a-z]+", term.lower())}
-    for screen in DEFAULTS:
+    for screen in (ROOT / f"tests/golden/{name}.txt" for name in NAMES):
         text = re.sub(r"^.*parameters, .*$", "", screen.read_text(), flags=re.MULTILINE)
         units = re.findall(r"[GTM]?(?:FLOP|B)/s", text)
         words = re.findall(r"[A-Za-z][A-Za-z0-9]*(?:-[a-z]+)*", NO_WORD.sub(" ", text))

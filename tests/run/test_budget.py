@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from machines import HOST, Others, ceiling
@@ -32,17 +33,10 @@ EFFORT = replace(
 )
 
 
-class SetClock:
-    """A machine whose time changes only when it is set."""
-
-    seconds = 100.0
-
-    def now_s(self) -> float:
-        return self.seconds
-
-
-def budget(machine: SetClock, **options: object) -> RunBudget:
-    return RunBudget(machine, 100.0, EFFORT, **options)  # type: ignore[arg-type]
+def budget(**options: Any) -> tuple[Mock, RunBudget]:
+    """A clock that only the test sets, and a budget of 100 s that begins with it."""
+    machine: Any = Mock(**{"now_s.return_value": 100.0})
+    return machine.now_s, RunBudget(machine, 100.0, EFFORT, **options)
 
 
 def test_the_shares_of_a_run_are_all_of_it() -> None:
@@ -55,20 +49,18 @@ def test_the_shares_of_a_run_are_all_of_it() -> None:
 @pytest.mark.parametrize("spent_s", [0.0, 10.0, 20.0, 50.0, 70.0, 95.0, 130.0])
 def test_each_part_has_time_until_the_budget_ends_and_all_end_with_it(spent_s: float, without: Any) -> None:
     """Each part takes all that it may; the set-up took `spent_s`, of which a tenth of the budget was its share."""
-    machine = SetClock()
-    made = budget(machine, without=without)
-    machine.seconds += spent_s
+    clock, made = budget(without=without)
+    clock.return_value += spent_s
     for part in (RunPart.TRIALS, RunPart.TIMING, RunPart.REPLAYS):
         part_s = made.part_s(part)
         assert (part_s > 0) == (made.left_s > 0 and part not in without)
-        machine.seconds += part_s
+        clock.return_value += part_s
     assert made.elapsed_s <= max(90.0 + spent_s / 10, spent_s) + 1e-9
 
 
 def test_a_whole_grid_makes_the_run_as_long_as_its_repetitions_and_its_later_parts() -> None:
-    machine = SetClock()
-    made = budget(machine, whole=True)
-    machine.seconds += 60.0
+    clock, made = budget(whole=True)
+    clock.return_value += 60.0
     made.extend(540.0, with_trials=True)
     total_s = made.total_s
     assert total_s == pytest.approx(60.0 + 540.0 + made.part_s(RunPart.TRIALS) + made.after_sweep_s)

@@ -79,7 +79,6 @@ RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 def in_precision(quant: str) -> Run:
-    """Return the stored run as if it were of another precision."""
     run = read_run(RUN)
     return replace(run, document=replace(run.document, model=replace(run.model, quant=quant)))
 
@@ -180,12 +179,7 @@ def test_a_cell_that_raises_is_a_gap_with_its_reason_and_gives_no_pace(
 
 
 def test_a_step_that_finds_no_piece_large_enough_is_told_what_joins_them() -> None:
-    class Fragmented(type(HOST)):  # type: ignore[misc]
-        is_cuda = True
-        release = recover = lambda *_: None
-        available_bytes = staticmethod(lambda: 17 << 30)
-
-    machine: Any = Fragmented(HOST.device)
+    machine = mock.Mock(wraps=HOST, is_cuda=True, available_bytes=lambda: 17 << 30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.75 GiB.")
     gap = repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64)))
     assert isinstance(gap, Gap)
