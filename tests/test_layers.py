@@ -180,7 +180,6 @@ def _reloaded() -> list[str]:
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """The package is imported anew within a test."""
     before = {name: sys.modules.pop(name) for name in _reloaded()}
     yield
     for name in _reloaded():

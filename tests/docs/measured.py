@@ -30,7 +30,6 @@ _LARGE = 6e9
 
 
 def page() -> str:
-    """Return the page with its tables."""
     text = PAGE.read_text(encoding="utf-8")
     for name, rows in {"runs": _of_runs(), "published": _of_others()}.items():
         table = "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -33,12 +33,10 @@ _MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not
 
 @functools.cache
 def pages() -> dict[str, str]:
-    """Return every page by its file name."""
     return {name: _MADE + page() for name, page in PAGES.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -84,7 +82,6 @@ def columns_page() -> str:
 
 
 def _exit_codes() -> str:
-    """Return the section of the exit codes, general ones and those of the gate."""
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
     docs = constant_docs(shared)
     codes = sorted((value, docs.get(name, "")) for name, value in vars(shared).items() if name.startswith("EXIT_"))
@@ -145,7 +142,6 @@ def anchor(head: str) -> str:
 
 
 def main() -> None:
-    """Write the pages."""
     SCHEMAS.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -78,7 +78,6 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_text(name: str) -> str:
-    """Return a schema as the file has it."""
     head = {"$schema": DIALECT, "title": TITLES[name].replace("`", "")}
     return json.dumps({**head, **schemas()[name], **head}, indent=1) + "\n"
 
@@ -116,7 +115,6 @@ def _printed_run(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_line(text: str | None) -> str:
-    """Return a text without line ends."""
     return " ".join((text or "").split())
 
 

@@ -83,7 +83,6 @@ TICKS_S, OTHER_REPETITIONS, FALSE = 1.01e-6, 0.01, 0.05
 
 
 def slowed(kernel: tuple[Any, float]) -> None:
-    """Let a kernel take ten times as long."""
     core, duration_s = kernel
     core.ready_s += 9 * duration_s
 

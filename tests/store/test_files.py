@@ -148,8 +148,6 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Interrupting(Listener):
-    """Raises KeyboardInterrupt when a stage begins."""
-
     def __init__(self, stage: str) -> None:
         self._stage = stage
 
