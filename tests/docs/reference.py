@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
@@ -24,7 +25,7 @@ from profiler.report.glossary import GLOSSARY
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
 from . import measured
-from .schemas import TITLES, attribute_docs, constant_docs, one_line, schema_text, schemas
+from .schemas import TITLES, attribute_docs, docs_below, one_line, schema_text, schemas
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 SCHEMAS = FOLDER / "schemas"
@@ -83,7 +84,7 @@ def columns_page() -> str:
 
 def _exit_codes() -> str:
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
-    docs = constant_docs(shared)
+    docs = docs_below(ast.parse(inspect.getsource(shared)).body)
     codes = sorted((value, docs.get(name, "")) for name, value in vars(shared).items() if name.startswith("EXIT_"))
     gate = [(outcome, f"`{code}`") for outcome, code in compare._GATE_EXITS.items()]
     return (

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import textwrap
-import types
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -122,22 +121,16 @@ def attribute_docs(kind: type) -> dict[str, str]:
     """Return the text below each attribute of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("profiler"):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for item, after in itertools.pairwise(body.body):
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(after, ast.Expr):
-                found[item.target.id] = one_line(ast.literal_eval(after.value))
+        if base.__module__.startswith("profiler"):
+            found |= docs_below(ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body)  # type: ignore[attr-defined]
     return found
 
 
-def constant_docs(module: types.ModuleType) -> dict[str, str]:
-    """Return the text below each constant of a module."""
-    body = ast.parse(inspect.getsource(module)).body
-    return {
-        item.targets[0].id: one_line(after.value.value)
-        for item, after in itertools.pairwise(body)
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
-    }
+def docs_below(statements: list[ast.stmt]) -> dict[str, str]:
+    """Return the text below each attribute or constant."""
+    found = {}
+    for item, after in itertools.pairwise(statements):
+        target = item.target if isinstance(item, ast.AnnAssign) else getattr(item, "targets", [None])[0]
+        if isinstance(target, ast.Name) and isinstance(after, ast.Expr):
+            found[target.id] = one_line(ast.literal_eval(after.value))
+    return found

@@ -23,29 +23,19 @@ from profiler.report.changes import linears
 from profiler.run import setup as foundation
 
 
-@pytest.fixture(scope="module")
-def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    """Profile the real SmolLM2-135M through the Python interface."""
-    folder = tmp_path_factory.mktemp("runs") / "gguf"
-    return profiler.profile(
-        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True, out=folder
-    )
-
-
 @pytest.mark.slow
-def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
-    names = {path.name for path in gguf_run.folder.iterdir()}
+def test_a_run_of_a_real_model_has_all_files_and_its_figures_hold_together(gguf_file: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True, out=tmp_path / "run"
+    )
+    names = {path.name for path in run.folder.iterdir()}
     assert names == {
         "run.json", "samples.jsonl", "cells.csv", "operators.csv", "config.json", "report.html",
     }  # fmt: skip
-    assert tuple(gguf_run.cells.columns) == CELL_COLUMNS
-    assert len(gguf_run.cells) == 2 * 2 * 2
-    assert (gguf_run.cells["status"] == "ok").all()
-
-
-@pytest.mark.slow
-def test_figures_hold_together(gguf_run: profiler.Run) -> None:
-    cells = gguf_run.cells
+    cells = run.cells
+    assert tuple(cells.columns) == CELL_COLUMNS
+    assert len(cells) == 2 * 2 * 2
+    assert (cells["status"] == "ok").all()
     assert cells[list(TERMS)].sum(axis=1).to_numpy() == pytest.approx(cells["latency_s"].to_numpy(), rel=1e-9)
     assert (cells["latency_low_s"] <= cells["latency_s"]).all()
     assert (cells["latency_s"] <= cells["latency_high_s"]).all()

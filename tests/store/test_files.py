@@ -57,6 +57,7 @@ from profiler.store.writer import RunStore, replace_file
 from profiler.user_cache import write_cache
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
+FULL = OSError(errno.ENOSPC, "No space left on device")
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
 
 
@@ -133,7 +134,7 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
 
     def fsync(fd: int) -> None:
         if next(calls) == failing:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise FULL
         real(fd)
 
     with monkeypatch.context() as patch:
@@ -356,25 +357,15 @@ class Stop(BaseException):
     """Ends a job during a system call, as Ctrl-C would."""
 
 
-def full() -> OSError:
-    return OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.fixture
-def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without content, which are quick to make."""
-    monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")
-
-
 def judged(folder: Path) -> None:
     """Write the four files that the end of a run writes."""
     write_report(judge_folder(folder))
 
 
 @pytest.mark.parametrize("number", slow_except((0,), range(len(DERIVED))))
-@pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
+@pytest.mark.parametrize(("call", "error"), [("fsync", FULL), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
 def test_at_each_write_of_a_report(
-    tmp_path: Path, small_page: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
     """An error at any fsync or replacement leaves each file old or new, no draft, and a second attempt succeeds."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
@@ -383,6 +374,7 @@ def test_at_each_write_of_a_report(
             (folder / name).write_text("old")
     before = {name: (folder / name).read_bytes() for name in DERIVED}
     calls, real = iter(range(100)), getattr(os, call)
+    monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")  # quick to make
 
     def failing(*arguments: object) -> object:
         if next(calls) == number:
