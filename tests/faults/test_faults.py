@@ -166,7 +166,6 @@ class Fault:
         return f"{self.scenario}: {self.api} in {self.stage or 'the start'} #{self.number} {self.kind}{' on' * self.on}"
 
     def is_at(self, api: str, stage: str, count: int) -> bool:
-        """Return whether the `count`-th call of this API in this stage fails."""
         return (api, stage) == (self.api, self.stage) and (count == self.number or (self.on and count > self.number))
 
 

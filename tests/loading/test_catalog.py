@@ -127,7 +127,7 @@ def _check(folder: Path, **allowed: bool) -> None:
 
 def test_no_weights_and_a_pickle_without_its_flag_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-    (copied / "model.safetensors").unlink()
+    (copied / "model.safetensors").rename(copied / "model.pt")  # pickles have this name, and are no checkpoint
     assert resolve_weights(resolve(str(copied)), "auto") == "random"
     with pytest.raises(ModelError, match="--weights random"):
         _check(copied)

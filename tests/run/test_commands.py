@@ -86,13 +86,6 @@ def in_precision(quant: str) -> Run:
 REASON = "1 cell has no number (first: batch 1 x 64, failed: KeyError: 'planted')."
 
 
-def with_a_gap(run: Run) -> Run:
-    """Return the run with a failed first cell and the warning about it."""
-    first, *others = run.results
-    document = replace(run.document, warnings=(*run.document.warnings, REASON))
-    return Run(run.folder, document, (replace(first, status="failed", latency_s=math.nan), *others))
-
-
 @pytest.mark.parametrize(
     ("several", "output_format", "incomplete"),
     [
@@ -108,7 +101,10 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
 ) -> None:
     """This holds for two precisions, two devices and a batch test; the first run is always complete."""
     runs = [in_precision("none"), in_precision("nf4")]
-    runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
+    if incomplete:
+        first, *others = runs[1].results
+        document = replace(runs[1].document, warnings=(*runs[1].document.warnings, REASON))
+        runs[1] = Run(RUN, document, (replace(first, status="failed", latency_s=math.nan), *others))
     monkeypatch.setattr("profiler.run.pipeline.run_precisions", lambda *_: runs)
     monkeypatch.setattr("profiler.run.pipeline.run_devices", lambda *_: runs)
     monkeypatch.setattr("profiler.run.validate.prepare_batch_test", lambda *_: SimpleNamespace(warnings=()))
