@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
     marks = config.getoption("-m") or ""
-    if config.getoption("--slow") or "slow" in marks or "gpu" in marks:
+    if config.getoption("--slow") or "slow" in marks:
         return
     for item in items:
         if item.get_closest_marker("slow"):
