@@ -134,14 +134,6 @@ QUIET = Contention(0.0, 64)
 BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds of each wait between two looks, which take no time here."""
-    seconds: list[float] = []
-    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=seconds.append))
-    return seconds
-
-
 def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
     """Wait for neighbours with what is seen at each look, of which the last one is repeated."""
     stages: list[str] = []
@@ -151,19 +143,17 @@ def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], li
     return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), stages
 
 
-def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
+def test_a_neighbour_is_waited_for_until_it_ends_or_for_a_tenth_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look follows each wait. Waits take no time here."""
+    waits_s: list[float] = []
+    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=waits_s.append))
     found, [stage] = waited(60.0, BUSY, BUSY, QUIET)
-    assert found == []
-    assert len(waits) == 2
+    assert (found, len(waits_s)) == ([], 2)
     assert "1.0 of 1 core busy with backup (pid 7)" in stage
     assert "at most 6 s" in stage
-
-
-def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
-    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
-    [found], _ = waited(10.0, *looks)
-    assert found.at_unix_s == len(waits), "a look follows each wait"
-    assert sum(waits) == 1.0
+    waits_s.clear()
+    [stays], _ = waited(10.0, *(replace(BUSY, at_unix_s=float(number)) for number in range(9)))
+    assert (stays.at_unix_s, sum(waits_s)) == (len(waits_s), 1.0)
 
 
 def busy(facts: Facts, cores: float) -> Facts:

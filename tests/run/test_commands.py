@@ -63,16 +63,11 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
         resolve("smollm2-135m"), torch.device("cuda:1"), torch.bfloat16, quant="nf4",
         quant_options=QuantOptions(True, torch.float16), weights="random", attn="eager",
     )  # fmt: skip
-    read: list[Options] = []
-
-    def prepare(given: Options) -> None:
-        read.append(given)
-        raise RequestError("only read.")
-
+    prepare = mock.Mock(side_effect=RequestError("only read."))
     monkeypatch.setattr("profiler.run.validate.prepare", prepare)
     words = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
     assert "only read" in roofscope(*words[words.index("roofscope") + 1 :]).err
-    assert read == [replace(options, out=None, cache="")]
+    prepare.assert_called_once_with(replace(options, out=None, cache=""))
 
 
 RUN = Path(__file__).parents[1] / "data" / "tiny_run"
@@ -243,18 +238,15 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     again, and the disk is full at a picture.
     """
     prefill = EagerEngine.prefill
-    tried: list[object] = []
 
     def fails_at_two(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
         if ids.shape[0] == 2:
             raise AttributeError("no attribute 'cos'")
         return prefill(self, ids, slots)
 
-    def unforeseen(*_: object, **__: object) -> Any:
-        raise KeyError("what nobody foresaw")
-
+    unforeseen, tried = (mock.Mock(side_effect=KeyError("what nobody foresaw")) for _ in range(2))
     monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
-    monkeypatch.setattr(trials.Side, "call", lambda *given: tried.append(given) or unforeseen())
+    monkeypatch.setattr(trials.Side, "call", tried)
     monkeypatch.setattr("profiler.run.measure.remeasure_ceilings", unforeseen)
     full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
     monkeypatch.setattr("profiler.report.write.html_report", full)
@@ -263,7 +255,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
-    assert tried, "a change was tried and then skipped"
+    assert tried.called, "a change was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the ceilings") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"

@@ -353,17 +353,15 @@ RUN = WHOLE.with_name("smollm2-135m-zen4")
 DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html")
 
 
-class Stop(BaseException):
-    """Ends a job during a system call, as Ctrl-C would."""
-
-
 def judged(folder: Path) -> None:
     """Write the four files that the end of a run writes."""
     write_report(judge_folder(folder))
 
 
 @pytest.mark.parametrize("number", slow_except((0,), range(len(DERIVED))))
-@pytest.mark.parametrize(("call", "error"), [("fsync", FULL), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("call", "error"), [("fsync", FULL), ("replace", KeyboardInterrupt())], ids=["full disk", "Ctrl-C"]
+)
 def test_at_each_write_of_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
@@ -383,7 +381,7 @@ def test_at_each_write_of_a_report(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing)
-        with pytest.raises(RunError if call == "fsync" else Stop):
+        with pytest.raises(RunError if call == "fsync" else KeyboardInterrupt):
             judged(folder)
     assert not list(folder.glob("*.part"))
     assert sum((folder / name).read_bytes() != before[name] for name in DERIVED) <= number
