@@ -36,8 +36,6 @@ FIGURES = {
 }  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
-INDEX = ROOT / "docs/index.md"
-QUICKSTART = ROOT / "docs/quickstart.md"
 PUBLIC = {"profiler", "profiler.theory", "profiler.rent"}
 """Public modules: notebooks import no others from this package."""
 
@@ -61,7 +59,7 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 1_500_000
-    assert f"](../notebooks/{path.name})" in INDEX.read_text(encoding="utf-8")
+    assert f"](../notebooks/{path.name})" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
     for digest, picture in pictures(notebook):
         assert picture.metadata.get("drawn_by") == digest, f"run `python -m tests.lessons {path.stem[:2]}`, and look"
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
@@ -70,7 +68,8 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
 
 
 def test_the_quickstarts_seconds_and_steps_are_those_of_its_runs() -> None:
-    rows = re.findall(r"\| (\d+) s \| ([\d.]+) ms[\w ]* \| `([\w-]+)` \|", QUICKSTART.read_text(encoding="utf-8"))
+    page = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\d+) s \| ([\d.]+) ms[\w ]* \| `([\w-]+)` \|", page)
     assert len(rows) == 4
     for seconds, step_ms, name in rows:
         run = profiler.read_run(ROOT / "runs/reference" / name)

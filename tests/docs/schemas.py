@@ -29,7 +29,6 @@ from profiler.report.device import CeilingsContext, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[str, tuple[str, Any]] = {
     "run-folder": ("`run.json` in a run's folder", RunDocument),
     "compare": ("`compare A B`", ComparisonDocument),
@@ -77,7 +76,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_text(name: str) -> str:
-    head = {"$schema": DIALECT, "title": TITLES[name].replace("`", "")}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": TITLES[name].replace("`", "")}
     return json.dumps({**head, **schemas()[name], **head}, indent=1) + "\n"
 
 
