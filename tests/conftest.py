@@ -84,8 +84,10 @@ def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Run a test that is selected by name, with any marks."""
-    if any("::" in argument for argument in config.args) and config.option.markexpr == "not timing":
-        config.option.markexpr = ""
+    if any("::" in argument for argument in config.args):
+        config.option.slow = True
+        if config.option.markexpr == "not timing":
+            config.option.markexpr = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,23 +103,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             file.write(f"{report.nodeid}\t{' '.join(why.split())}\n")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Each test that stands for its kind in .ci/run is a slow one."""
-    if item.get_closest_marker("ci"):
-        item.add_marker("slow")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip slow tests, except where --slow, a mark or a name selects them.
+    """Skip slow tests, except where --slow, a mark or a name selects them; each that .ci/run runs is a slow one.
 
     Among parallel workers, files with slow tests go first: one that begins last leaves the other cores idle.
     """
+    for item in items:
+        if item.get_closest_marker("ci"):
+            item.add_marker("slow")
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
     marks = config.getoption("-m") or ""
-    by_name = any("::" in argument for argument in config.args)
-    if config.getoption("--slow") or "slow" in marks or "gpu" in marks or by_name:
+    if config.getoption("--slow") or "slow" in marks:
         return
     for item in items:
         if item.get_closest_marker("slow"):

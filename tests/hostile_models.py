@@ -32,8 +32,6 @@ class Marking:
 
 
 def config(**changes: Any) -> Spoil:
-    """Replace some keys of config.json."""
-
     def spoil(folder: Path) -> None:
         file = folder / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
@@ -42,8 +40,6 @@ def config(**changes: Any) -> Spoil:
 
 
 def content(name: str, of_it: bytes) -> Spoil:
-    """Replace a file."""
-
     def spoil(folder: Path) -> None:
         (folder / name).write_bytes(of_it)
 

@@ -29,7 +29,6 @@ def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: obje
 
 
 def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
-    """Replace these settings of the current effort for every command."""
     patch.setattr(effort, "STANDARD", replace(effort.STANDARD, **settings))
 
 

@@ -22,7 +22,6 @@ HOST = machine_for(CPU)
 
 
 def ceiling(per_s: float) -> Ceiling:
-    """A ceiling that is known exactly."""
     return Ceiling(per_s, per_s, per_s, 9, "given")
 
 

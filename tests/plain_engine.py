@@ -7,20 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from profiler.engines.base import DecodeState
-from profiler.grid.cells import Cell
+from profiler.engines.base import DecodeState, Engine
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """Prompts and steps take `step_s`. A batch of tokens that does not fit raises `error`."""
 
     name = "eager"
-    cache = "dynamic"
     keeps_last_logits = True
-    whole_calls = False
-    owned = None
-    held_bytes = kept_bytes = 0
-    helper_pids = ()
 
     def __init__(
         self,
@@ -32,12 +26,6 @@ class PlainEngine:
         self.fits = fits
         self.error = error
         self.prompts: list[tuple[int, int]] = []
-
-    def prepare(self, batch: int, slots: int) -> None:
-        return None
-
-    def announce(self, cell: Cell, steps: int) -> None:
-        return None
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
         return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))

@@ -142,6 +142,7 @@ class Stray:
     """log(published / typical time)."""
 
 
+@cache
 def strays(points: tuple[PublishedFigure, ...], kind: EngineKind) -> list[Stray]:
     """The deviation of every point of an engine kind from a fit that left out its publisher."""
     deviations: list[Stray] = []
@@ -157,13 +158,12 @@ def strays(points: tuple[PublishedFigure, ...], kind: EngineKind) -> list[Stray]
     return deviations
 
 
-def attained_by(
-    points: tuple[PublishedFigure, ...], kind: EngineKind, family: str, left_out: Sequence[Stray]
-) -> Efficiency:
-    """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
+@cache
+def attained_by(points: tuple[PublishedFigure, ...], kind: EngineKind, family: str) -> Efficiency:
+    """The efficiency of an engine kind with a format family, from `points` and their deviations."""
     ends: dict[str, float] = {}
     for kind_of_step in STEP_KINDS:
-        ends[f"{kind_of_step}_low"], ends[f"{kind_of_step}_high"] = _spread(left_out, family, kind_of_step)
+        ends[f"{kind_of_step}_low"], ends[f"{kind_of_step}_high"] = _spread(strays(points, kind), family, kind_of_step)
     return Efficiency(**vars(shares_of(points, kind, family)), kind=kind, family=family, **ends)
 
 
@@ -172,8 +172,7 @@ def fitted() -> list[Efficiency]:
     rows = []
     for kind in sorted({point.kind for point in published()}):
         families = {family_of_point(point) for point in published() if point.kind == kind}
-        deviations = strays(published(), kind)
-        rows += [attained_by(published(), kind, family, deviations) for family in sorted(families)]
+        rows += [attained_by(published(), kind, family) for family in sorted(families)]
     return rows
 
 
@@ -272,15 +271,11 @@ def left_out() -> tuple[LeftOut, ...]:
         held_out = [point for point in published() if point.publisher == publisher]
         others = tuple(point for point in published() if point.publisher != publisher)
         covered = {(point.kind, point.form, point.phase) for point in others}
-        for kind in sorted({point.kind for point in held_out}):
-            spread = strays(others, kind)
-            chosen = [point for point in held_out if point.kind == kind and (kind, point.form, point.phase) in covered]
-            for name in sorted({family_of_point(point) for point in chosen}):
-                efficiency = attained_by(others, kind, name, spread)
-                for point in (each for each in chosen if family_of_point(each) == name):
-                    span = efficiency.range_s(steps_of([point]), point.phase)
-                    low, high = float(span.low_s[0]), float(span.high_s[0])
-                    results.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
+        for point in (point for point in held_out if (point.kind, point.form, point.phase) in covered):
+            efficiency = attained_by(others, point.kind, family_of_point(point))
+            span = efficiency.range_s(steps_of([point]), point.phase)
+            low, high = float(span.low_s[0]), float(span.high_s[0])
+            results.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
     return tuple(results)
 
 

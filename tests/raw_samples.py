@@ -8,5 +8,4 @@ from typing import Any
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return all records of samples.jsonl as parsed JSON."""
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]

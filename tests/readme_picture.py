@@ -46,7 +46,6 @@ def _decode(run: str, engine: str) -> dict[str, float]:
 
 
 def picture() -> str:
-    """Return the picture as SVG."""
     drawn = [_text(20, 28, "title", "Mistral-7B on an H200: milliseconds per token of one sequence")]
     for row, (label, parts) in enumerate(bars().items()):
         x, y = float(_LEFT), _TOP + row * _ROW

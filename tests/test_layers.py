@@ -141,7 +141,6 @@ def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folde
 
 
 ROOT = Path(__file__).parents[1]
-RUN = "runs/reference/smollm2-135m-zen4"
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 """The module of a package that has another name."""
 NOT_IMPORTED = {"pyarrow": "pandas needs it for Parquet"}
@@ -167,19 +166,12 @@ def _module(package: str) -> str:
     return IMPORTED_AS.get(package, package.replace("-", "_"))
 
 
-def test_every_required_package_is_imported_or_has_a_reason() -> None:
+def test_packages_are_required_because_they_are_imported_or_for_a_reason() -> None:
     unused = {package for package in REQUIRED if _module(package) not in IMPORTED}
     assert unused == set(NOT_IMPORTED)
     assert len(NOT_IMPORTED) <= 2
-
-
-def test_every_imported_package_is_declared() -> None:
-    declared = {_module(package) for package in REQUIRED | OPTIONAL}
-    assert declared >= IMPORTED
-
-
-def test_the_packages_that_it_is_built_on_are_required_and_used() -> None:
-    assert REQUIRED - set(NOT_IMPORTED) >= BUILT_ON
+    assert REQUIRED - unused >= BUILT_ON
+    assert {_module(package) for package in REQUIRED | OPTIONAL} >= IMPORTED, "all that is imported is declared"
 
 
 def _reloaded() -> list[str]:
@@ -188,7 +180,6 @@ def _reloaded() -> list[str]:
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """The package is imported anew within a test."""
     before = {name: sys.modules.pop(name) for name in _reloaded()}
     yield
     for name in _reloaded():

@@ -21,17 +21,7 @@ FIGURES = {
     "01_arithmetic_intensity": ["295.3", "682.67", "346", "62.7", "4,294,967,296", "125.3"],
     # The H100's eager step in bfloat16, and in nf4 as a graph.
     "02_profile_mistral_7b": [
-        "7.22",
-        "14.29",
-        "13.3",
-        "203.1",
-        "4.5",
-        "131072.0",
-        "204.0",
-        "75.2",
-        "24.33",
-        "7.03",
-        "14.9 GB",
+        "7.22", "14.29", "13.3", "203.1", "4.5", "131072.0", "204.0", "75.2", "24.33", "7.03", "14.9 GB",
     ],
     # 154 is the first batch above an A100's ridge of 153; the slopes are of doubled batches on an H100.
     "03_memory_bound_inference": ["327680.0", "0.34", "10.74", "1.70", "75.7", "154.0", "0.66", "0.94", "0.37"],
@@ -43,11 +33,9 @@ FIGURES = {
     "08_more_than_one_gpu": ["16777.2", "12.7", "36.6", "29.3", "66.0"],
     # Eager and as a graph on an H100, an order on an H200, and 20 frames a second over 33.
     "09_the_third_regime": ["26.15", "8.70", "14.8 µs", "0.44", "0.61"],
-}
+}  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
-INDEX = ROOT / "docs/index.md"
-QUICKSTART = ROOT / "docs/quickstart.md"
 PUBLIC = {"profiler", "profiler.theory", "profiler.rent"}
 """Public modules: notebooks import no others from this package."""
 
@@ -71,7 +59,7 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 1_500_000
-    assert f"](../notebooks/{path.name})" in INDEX.read_text(encoding="utf-8")
+    assert f"](../notebooks/{path.name})" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
     for digest, picture in pictures(notebook):
         assert picture.metadata.get("drawn_by") == digest, f"run `python -m tests.lessons {path.stem[:2]}`, and look"
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
@@ -80,7 +68,8 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
 
 
 def test_the_quickstarts_seconds_and_steps_are_those_of_its_runs() -> None:
-    rows = re.findall(r"\| (\d+) s \| ([\d.]+) ms[\w ]* \| `([\w-]+)` \|", QUICKSTART.read_text(encoding="utf-8"))
+    page = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\d+) s \| ([\d.]+) ms[\w ]* \| `([\w-]+)` \|", page)
     assert len(rows) == 4
     for seconds, step_ms, name in rows:
         run = profiler.read_run(ROOT / "runs/reference" / name)

@@ -147,7 +147,6 @@ def left_out(folder: Path) -> list[Checked]:
 
 
 def at_repetitions(known: RunFacts, repetitions: Mapping[Cell, Sequence[Repetition]]) -> MeasuredCells:
-    """Return the measured cells with the times of these repetitions only."""
     timed = time_run(replace(known.facts, repetitions={cell: list(of_cell) for cell, of_cell in repetitions.items()}))
     found = [timed.cells[key].time for key in known.facts.grid.keys]
     return replace(
@@ -174,7 +173,6 @@ def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
 
 
 def show(rows: Iterable[Checked]) -> None:
-    """Print a row per cell."""
     print(f"{'cell':48s} {'forecast':>9s}  {'nine in ten':20s} {'measured':>9s} {'off':>6s} {'said':>6s}  holds")
     for row in rows:
         interval = f"{1e3 * row.low_s:.4g} .. {1e3 * row.high_s:.4g} ms"

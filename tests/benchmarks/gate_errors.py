@@ -92,7 +92,6 @@ def drawn(pool: Pool, repetitions: int, random: np.random.Generator) -> Side:
 
 
 def slower(side: Side, by: float, cells: Mapping[MatchKey, CellTime]) -> Side:
-    """Return the side with some of its cells slower."""
     names = ("median_s", "low_s", "high_s")
     changed = {key: replace(at, **{name: getattr(at, name) * (1 + by) for name in names}) for key, at in cells.items()}
     return replace(side, cells={**side.cells, **changed})
@@ -122,7 +121,6 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
 
 
 def main() -> None:
-    """Print the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=200)
     options = parser.parse_args()

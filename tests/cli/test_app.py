@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cases import slow_except
@@ -154,10 +155,7 @@ def test_debug_shows_the_traceback(roofscope: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(("error", "code"), [("CUDA error: invalid argument", 2), ("list index out of range", 1)])
 def test_an_error_of_cuda_is_the_devices(roofscope, monkeypatch, error: str, code: int) -> None:  # type: ignore[no-untyped-def]
-    def fail(*_: object) -> None:
-        raise RuntimeError(error)
-
-    monkeypatch.setattr("profiler.run.validate.prepare", fail)
+    monkeypatch.setattr("profiler.run.validate.prepare", Mock(side_effect=RuntimeError(error)))
     found = roofscope("run", "--out", "nowhere")
     assert (found.code, len(found.err.splitlines())) == (code, 1)
     assert error in found.err

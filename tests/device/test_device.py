@@ -13,14 +13,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 from machines import CPU, HOST
-from transformers import AutoModelForCausalLM, LlamaConfig
+from small_models import small_model
 
 from profiler.device import clock, device, memory
 from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-
-MIB = 1 << 20
 
 
 @pytest.mark.parametrize(("cores", "mib"), [(set(range(16)), 64), ({8, 9}, 32)], ids=["all", "one die"])
@@ -37,7 +35,7 @@ def test_caches_of_the_cores_of_a_process_add_up(
             (cache / "shared_cpu_list").write_text(f"{sharing[0]}-{sharing[-1]}\n")
     monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: cores, raising=False)
-    assert describe(CPU).last_level_cache_bytes == mib * MIB
+    assert describe(CPU).last_level_cache_bytes == mib << 20
 
 
 X86 = """processor\t: 0
@@ -151,14 +149,8 @@ def test_own_time_is_that_on_a_core_and_no_longer_than_the_clocks(
     assert clock.OwnTime().core_seconds() == 2.0
 
 
-LLAMA = LlamaConfig(
-    hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-    vocab_size=32,
-)  # fmt: skip
-
-
 def test_a_step_uses_no_deprecated_name() -> None:
-    engine = EagerEngine(AutoModelForCausalLM.from_config(LLAMA), HOST)
+    engine = EagerEngine(small_model("Llama"), HOST)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.decode(engine.prefill(torch.zeros(1, 4, dtype=torch.long), 8))

@@ -166,10 +166,7 @@ def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(source_for(CARD), NoSource)
     with pytest.raises(pynvml.NVMLError, match="Driver Not Loaded"):
         nvml_source(CARD)
-
-    def gone(_: str) -> ctypes.CDLL:
-        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
-
+    gone = Mock(side_effect=OSError("libnvidia-ml.so.1: cannot open shared object file"))
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "CDLL", gone)
     assert isinstance(source_for(CARD), NoSource)

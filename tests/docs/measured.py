@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from profiler.data.datasheets import gpus
+from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import ENGINE_WORDS, MIXTURE, PublishedFigure, published
 from profiler.units import duration, percent, significant
 
@@ -30,7 +30,6 @@ _LARGE = 6e9
 
 
 def page() -> str:
-    """Return the page with its tables."""
     text = PAGE.read_text(encoding="utf-8")
     for name, rows in {"runs": _of_runs(), "published": _of_others()}.items():
         table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -40,8 +39,8 @@ def page() -> str:
 
 def share(figure: PublishedFigure) -> float:
     """Return a published decode step's share of the datasheet's bandwidth: bytes of weights and cache over its time."""
-    bandwidth = {sheet.gpu: sheet.bandwidth_bytes_per_s for sheet in gpus()}[figure.gpu]
-    return (figure.weight_bytes + figure.kv_bytes) / bandwidth / figure.latency_s
+    bandwidth_bytes_per_s = gpu_called(figure.gpu).bandwidth_bytes_per_s
+    return (figure.weight_bytes + figure.kv_bytes) / bandwidth_bytes_per_s / figure.latency_s
 
 
 def _of_runs() -> Iterator[tuple[str, ...]]:

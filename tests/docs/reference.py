@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
@@ -24,7 +25,7 @@ from profiler.report.glossary import GLOSSARY
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
 from . import measured
-from .schemas import TITLES, attribute_docs, constant_docs, one_line, schema_text, schemas
+from .schemas import TITLES, attribute_docs, docs_below, one_line, schema_text, schemas
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 SCHEMAS = FOLDER / "schemas"
@@ -33,12 +34,10 @@ _MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not
 
 @functools.cache
 def pages() -> dict[str, str]:
-    """Return every page by its file name."""
     return {name: _MADE + page() for name, page in PAGES.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -84,9 +83,8 @@ def columns_page() -> str:
 
 
 def _exit_codes() -> str:
-    """Return the section of the exit codes, general ones and those of the gate."""
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
-    docs = constant_docs(shared)
+    docs = docs_below(ast.parse(inspect.getsource(shared)).body)
     codes = sorted((value, docs.get(name, "")) for name, value in vars(shared).items() if name.startswith("EXIT_"))
     gate = [(outcome, f"`{code}`") for outcome, code in compare._GATE_EXITS.items()]
     return (
@@ -145,7 +143,6 @@ def anchor(head: str) -> str:
 
 
 def main() -> None:
-    """Write the pages."""
     SCHEMAS.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import textwrap
-import types
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -30,7 +29,6 @@ from profiler.report.device import CeilingsContext, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[str, tuple[str, Any]] = {
     "run-folder": ("`run.json` in a run's folder", RunDocument),
     "compare": ("`compare A B`", ComparisonDocument),
@@ -78,8 +76,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_text(name: str) -> str:
-    """Return a schema as the file has it."""
-    head = {"$schema": DIALECT, "title": TITLES[name].replace("`", "")}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": TITLES[name].replace("`", "")}
     return json.dumps({**head, **schemas()[name], **head}, indent=1) + "\n"
 
 
@@ -116,7 +113,6 @@ def _printed_run(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_line(text: str | None) -> str:
-    """Return a text without line ends."""
     return " ".join((text or "").split())
 
 
@@ -124,22 +120,16 @@ def attribute_docs(kind: type) -> dict[str, str]:
     """Return the text below each attribute of a class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not base.__module__.startswith("profiler"):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for item, after in itertools.pairwise(body.body):
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(after, ast.Expr):
-                found[item.target.id] = one_line(ast.literal_eval(after.value))
+        if base.__module__.startswith("profiler"):
+            found |= docs_below(ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body)  # type: ignore[attr-defined]
     return found
 
 
-def constant_docs(module: types.ModuleType) -> dict[str, str]:
-    """Return the text below each constant of a module."""
-    body = ast.parse(inspect.getsource(module)).body
-    return {
-        item.targets[0].id: one_line(after.value.value)
-        for item, after in itertools.pairwise(body)
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
-    }
+def docs_below(statements: list[ast.stmt]) -> dict[str, str]:
+    """Return the text below each attribute or constant."""
+    found = {}
+    for item, after in itertools.pairwise(statements):
+        target = item.target if isinstance(item, ast.AnnAssign) else getattr(item, "targets", [None])[0]
+        if isinstance(target, ast.Name) and isinstance(after, ast.Expr):
+            found[target.id] = one_line(ast.literal_eval(after.value))
+    return found

@@ -13,6 +13,7 @@ from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import readme_picture
@@ -312,10 +313,7 @@ def test_the_listed_commands_run(
     command: str, roofscope: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commands without measurement run on recorded runs. A run is validated, and stops before it loads a model."""
-
-    def stopped(*_: Any, **__: Any) -> None:
-        raise RequestError("it would begin now.")
-
+    stopped = Mock(side_effect=RequestError("it would begin now."))
     # A module that is first imported under the other patch would keep it.
     for begins in ("grid_of", "execute"):
         monkeypatch.setattr(f"profiler.run.pipeline.{begins}", stopped)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import recorded
@@ -156,18 +156,6 @@ def check_filled(engine: Engine, keys_of: Callable[[Any], torch.Tensor]) -> None
             filled, prefilled = engine.decode(filled), engine.decode(prefilled)
 
 
-class Breaking(torch.nn.Module):
-    """A layer that cannot be compiled: control returns to Python before it runs."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        return self.inner(x)  # type: ignore[no-any-return]
-
-
 @pytest.mark.slow
 def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fully compiled step has none; a layer that cannot be compiled makes some, and two layers more."""
@@ -176,7 +164,7 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(broken: int) -> int:
         model = small_model("Mistral")
         for layer in model.model.layers[:broken]:
-            layer.mlp = Breaking(layer.mlp)
+            layer.mlp.forward = torch._dynamo.disable(layer.mlp.forward)
         engine: Any = ENGINES["compile"](model, HOST)
         with torch.inference_mode():
             engine.prepare(1, 12)
@@ -186,10 +174,8 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts[0] == 0 < counts[1] < counts[2]
 
 
-def test_graphs_are_refused_on_a_cpu_and_with_a_moving_window() -> None:
+def test_graphs_are_refused_with_a_moving_window() -> None:
     config = load_config(resolve("mistral-7b-v0.1"))
-    with pytest.raises(RequestError, match="this device is a CPU; use eager, static, compile or generate"):
-        check_engine("graph", make_grid([512], [1], 8), config, on_cuda=False)
     with pytest.raises(RequestError, match="a window of 4096 tokens within 5000"):
         check_engine("graph", make_grid([4992], [1], 8), config, on_cuda=True)
     check_engine("graph", make_grid([4088], [1], 8), config, on_cuda=True)
@@ -303,18 +289,6 @@ def _repetitions(engine: CompileEngine, prompt: int, slots: int, repetitions: in
 
 
 @pytest.mark.slow
-def test_the_limit_of_recompilations_is_the_users_again(compiled: Recorded) -> None:
-    """Two shapes are compiled beyond a limit of one, and the user's own functions then run as before."""
-    config: Any = torch._dynamo.config
-    with config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
-        engine = CompileEngine(small_model("Llama"), HOST)
-        for slots in (16, 24):
-            engine.prepare(1, slots)
-        assert len(compiled.compilations) == 2
-        assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == (1, False)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "slots", "mode", "pieces"),
     [
@@ -342,11 +316,16 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
 def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count(
     skips: int, compiled: Recorded
 ) -> None:
-    """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on."""
-    compiled.skips = skips
-    engine = CompileEngine(small_model("Llama"), Capturing(CPU))
-    for slots in (16, 24, 32):
-        _repetitions(engine, prompt=6, slots=slots, repetitions=1)
+    """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on.
+
+    The user's limit of one recompilation does not count for them, and holds again for the user's own functions.
+    """
+    compiled.skips, config = skips, cast(Any, torch._dynamo.config)
+    with config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
+        engine = CompileEngine(small_model("Llama"), Capturing(CPU))
+        for slots in (16, 24, 32):
+            _repetitions(engine, prompt=6, slots=slots, repetitions=1)
+        assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == (1, False)
     assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
     assert len(compiled.compilations) == 3
     assert compiled.numbers == []

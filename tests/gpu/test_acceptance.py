@@ -1,4 +1,4 @@
-"""The acceptance script, dry on a CPU and real on a GPU (pytest -m gpu); its known kernels, also on simulated GPUs."""
+"""The acceptance script, dry on a CPU; its known kernels, also on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -72,19 +71,13 @@ def test_questions_fit_their_minutes_and_are_asked(monkeypatch: pytest.MonkeyPat
 def test_a_failed_attempt_is_followed_by_the_next_one_and_a_killed_call_leaves_its_checks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def raises(error: BaseException) -> Callable[[Bench], list[Check]]:
-        def run(bench: Bench) -> list[Check]:
-            raise error
-
-        return run
-
     def attempts(bench: Bench) -> list[Attempt]:
-        begun = raises(AssertionError("begun without its library"))
+        begun = mock.Mock(side_effect=AssertionError("begun without its library"))
         return [
-            Attempt("fails", raises(RuntimeError("the first line\nand another")), cuda=False),
+            Attempt("fails", mock.Mock(side_effect=RuntimeError("the first line\nand another")), cuda=False),
             Attempt("needs", begun, cuda=False, package="a_library_that_nobody_has"),
             Attempt("holds", lambda bench: [Check("holds", True)], cuda=False),
-            Attempt("killed", raises(KeyboardInterrupt()), cuda=False),
+            Attempt("killed", mock.Mock(side_effect=KeyboardInterrupt), cuda=False),
         ]
 
     monkeypatch.setattr(acceptance, "groups", lambda: {"one": attempts, "two": attempts})
@@ -106,15 +99,6 @@ def test_no_file_names_a_call_that_changes_a_card() -> None:
     assert len(files) > 100
     own = Path(__file__).resolve()
     assert not [path for path in files if path != own and any(word in path.read_text("utf-8") for word in setters)]
-
-
-@pytest.mark.gpu
-@pytest.mark.timing
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_this_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = scoreboard(monkeypatch, tmp_path)
-    assert found["failed"] == 0
-    assert found["seconds"] < 9.5 * 60
 
 
 LABELS = [

@@ -23,7 +23,6 @@ _SHORT = ["--prompt-lens", "8,16", "--batch-sizes", "1,2", "--new-tokens", "4", 
 
 
 def commands(model: str, script: str, runs: Path) -> list[list[str]]:
-    """Return the calls, in this order."""
     one, two = str(runs / "one"), str(runs / "two")
     return [
         ["run", model, *_SHORT, "--trace", "--out", one],

@@ -38,7 +38,6 @@ from hostile_models import (
 
 from profiler.errors import ModelError
 from profiler.loading.config import config_from
-from profiler.loading.source import resolve, resolve_weights, weight_files
 from profiler.report.columns import EXPORTERS, tokens_table
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
@@ -174,12 +173,6 @@ def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, 
     # layers count unpacked, be they parameters or buffers.
     assert counted["params"] == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 5 * 64 + 2 * 128 * 64
     assert counted["coverage"] * counted["params"] == pytest.approx(5 * 64 + 2 * 128 * 64)
-
-
-def test_a_pickle_with_another_name_is_not_a_checkpoint(folder: Path) -> None:
-    pickled("model.pt")(folder)
-    assert weight_files(folder) == []
-    assert resolve_weights(resolve(str(folder)), "auto") == "random"
 
 
 TEXTS = (

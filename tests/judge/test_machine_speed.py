@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slowed_repetitions import slowed
 
 from profiler.facts.ceilings import DriftReading
 from profiler.facts.repetitions import Repetition
@@ -21,6 +20,17 @@ from profiler.store.folder import read_document, read_facts, read_gathered
 
 REPETITIONS = 4
 Pace = Callable[[float], float]
+
+
+def slowed(repetition: Repetition, by: float) -> Repetition:
+    return replace(
+        repetition,
+        prefill_s=None if repetition.prefill_s is None else by * repetition.prefill_s,
+        more_prefill_s=tuple(by * value for value in repetition.more_prefill_s),
+        decode_s=tuple(by * value for value in repetition.decode_s),
+        loop_s=None if repetition.loop_s is None else by * repetition.loop_s,
+        issue_s=None if repetition.issue_s is None else by * repetition.issue_s,
+    )
 
 
 def steady(_at_s: float) -> float:

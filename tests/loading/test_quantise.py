@@ -146,11 +146,6 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
     assert eight.tokens > 100
 
 
-def test_no_group_divides_this_model() -> None:
-    with pytest.raises(RequestError, match=r"nf4 or int8wo"):
-        planned(request_of("gpt2", "int4wo", weights="random"))
-
-
 @pytest.mark.parametrize(("fused", "matmul_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
 def test_matmuls_run_in_the_compute_dtype(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, matmul_dtype: torch.dtype

@@ -18,7 +18,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hidden import hide
 from hostile_models import config, gguf, layers, named
 from loaded import on_meta
 
@@ -26,6 +25,23 @@ from profiler import packages
 from profiler.errors import RequestError
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, import_bitsandbytes
 from profiler.quant.registry import can_quantise, need_library
+
+
+def hide(patch: pytest.MonkeyPatch, package: str) -> None:
+    """Hide `package`, named as `pip install` names it, from `import` and from `importlib.metadata`."""
+    original = metadata.Distribution.from_name
+
+    def from_name(name: str) -> metadata.Distribution:
+        if name.replace("_", "-").lower() == package:
+            raise metadata.PackageNotFoundError(name)
+        return original(name)
+
+    module = package.replace("-", "_")
+    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
+        patch.delitem(sys.modules, name)
+    patch.setitem(sys.modules, module, None)
+    patch.setattr(metadata.Distribution, "from_name", from_name)
+
 
 FEATURES = {
     "bitsandbytes": "--quant nf4", "torchao": "--quant int8wo", "gguf": "a GGUF file",

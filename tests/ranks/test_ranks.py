@@ -16,15 +16,13 @@ import torch
 from greedy import greedy_tokens
 from machines import HOST
 from session import EXCHANGE_S, IDS, matmuls_of
-from transformers import AutoModelForCausalLM, LlamaConfig
+from small_models import small_model
+from transformers import AutoModelForCausalLM
 
 from profiler.counting.count import count
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import RequestError
 from profiler.facts.repetitions import Repetition
 from profiler.ranks.run import OWN_CORES
-from profiler.run.options import Options
-from profiler.run.validate import prepare
 from profiler.store.folder import read_run
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import read_facts_of
@@ -39,13 +37,9 @@ WAIT_S = 240
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 8 heads and 4 KV heads, whose vocabulary does not divide by the ranks."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=3,
-        vocab_size=203, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.2,
-    )  # fmt: skip
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 203}
     path = tmp_path_factory.mktemp("ranks") / "model"
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    small_model("Llama", **sizes, max_position_embeddings=256, initializer_range=0.2).save_pretrained(path)
     return path
 
 
@@ -171,19 +165,3 @@ def _second_rank(torchrun_pid: int, out: Path) -> int:
             return next(child.pid for child in children if child.environ().get("RANK") == "1")
         time.sleep(0.2)
     raise AssertionError("no cell was timed")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"tp": 8}, "cuts the 4 KV heads of this model into pieces"),
-        ({"tp": 2, "engine": "static"}, "works only with --engine eager"),
-        ({"tp": 2, "trace": True}, "leave them out"),
-    ],
-)
-def test_impossible_requests_for_ranks_are_refused_before_loading(
-    folder: Path, options: dict[str, object], words: str
-) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
-        prepare(Options(model=str(folder), prompt_lens="8", new_tokens=4, **options))
-    assert "\n" not in str(caught.value)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from machines import HOST, Others, ceiling
 
 from profiler import effort
-from profiler.data.datasheets import gpus
+from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
@@ -32,17 +33,10 @@ EFFORT = replace(
 )
 
 
-class SetClock:
-    """A machine whose time changes only when it is set."""
-
-    seconds = 100.0
-
-    def now_s(self) -> float:
-        return self.seconds
-
-
-def budget(machine: SetClock, **options: object) -> RunBudget:
-    return RunBudget(machine, 100.0, EFFORT, **options)  # type: ignore[arg-type]
+def budget(**options: Any) -> tuple[Mock, RunBudget]:
+    """A clock that only the test sets, and a budget of 100 s that begins with it."""
+    machine: Any = Mock(**{"now_s.return_value": 100.0})
+    return machine.now_s, RunBudget(machine, 100.0, EFFORT, **options)
 
 
 def test_the_shares_of_a_run_are_all_of_it() -> None:
@@ -55,20 +49,18 @@ def test_the_shares_of_a_run_are_all_of_it() -> None:
 @pytest.mark.parametrize("spent_s", [0.0, 10.0, 20.0, 50.0, 70.0, 95.0, 130.0])
 def test_each_part_has_time_until_the_budget_ends_and_all_end_with_it(spent_s: float, without: Any) -> None:
     """Each part takes all that it may; the set-up took `spent_s`, of which a tenth of the budget was its share."""
-    machine = SetClock()
-    made = budget(machine, without=without)
-    machine.seconds += spent_s
+    clock, made = budget(without=without)
+    clock.return_value += spent_s
     for part in (RunPart.TRIALS, RunPart.TIMING, RunPart.REPLAYS):
         part_s = made.part_s(part)
         assert (part_s > 0) == (made.left_s > 0 and part not in without)
-        machine.seconds += part_s
+        clock.return_value += part_s
     assert made.elapsed_s <= max(90.0 + spent_s / 10, spent_s) + 1e-9
 
 
 def test_a_whole_grid_makes_the_run_as_long_as_its_repetitions_and_its_later_parts() -> None:
-    machine = SetClock()
-    made = budget(machine, whole=True)
-    machine.seconds += 60.0
+    clock, made = budget(whole=True)
+    clock.return_value += 60.0
     made.extend(540.0, with_trials=True)
     total_s = made.total_s
     assert total_s == pytest.approx(60.0 + 540.0 + made.part_s(RunPart.TRIALS) + made.after_sweep_s)
@@ -76,11 +68,8 @@ def test_a_whole_grid_makes_the_run_as_long_as_its_repetitions_and_its_later_par
     assert made.total_s == total_s, "it never shrinks"
 
 
-SHEETS = {gpu.gpu: gpu for gpu in gpus()}
-
-
 def card(name: str) -> Device:
-    sheet = SHEETS[name]
+    sheet = gpu_called(name)
     return Device("cuda", name, sheet.memory_bytes, sheet.l2_bytes, sheet.sm_count, sheet.compute_capability, sheet)
 
 
@@ -145,14 +134,6 @@ QUIET = Contention(0.0, 64)
 BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds of each wait between two looks, which take no time here."""
-    seconds: list[float] = []
-    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=seconds.append))
-    return seconds
-
-
 def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
     """Wait for neighbours with what is seen at each look, of which the last one is repeated."""
     stages: list[str] = []
@@ -162,19 +143,17 @@ def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], li
     return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), stages
 
 
-def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
+def test_a_neighbour_is_waited_for_until_it_ends_or_for_a_tenth_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look follows each wait. Waits take no time here."""
+    waits_s: list[float] = []
+    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=waits_s.append))
     found, [stage] = waited(60.0, BUSY, BUSY, QUIET)
-    assert found == []
-    assert len(waits) == 2
+    assert (found, len(waits_s)) == ([], 2)
     assert "1.0 of 1 core busy with backup (pid 7)" in stage
     assert "at most 6 s" in stage
-
-
-def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
-    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
-    [found], _ = waited(10.0, *looks)
-    assert found.at_unix_s == len(waits), "a look follows each wait"
-    assert sum(waits) == 1.0
+    waits_s.clear()
+    [stays], _ = waited(10.0, *(replace(BUSY, at_unix_s=float(number)) for number in range(9)))
+    assert (stays.at_unix_s, sum(waits_s)) == (len(waits_s), 1.0)
 
 
 def busy(facts: Facts, cores: float) -> Facts:

@@ -63,35 +63,22 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
         resolve("smollm2-135m"), torch.device("cuda:1"), torch.bfloat16, quant="nf4",
         quant_options=QuantOptions(True, torch.float16), weights="random", attn="eager",
     )  # fmt: skip
-    read: list[Options] = []
-
-    def prepare(given: Options) -> None:
-        read.append(given)
-        raise RequestError("only read.")
-
+    prepare = mock.Mock(side_effect=RequestError("only read."))
     monkeypatch.setattr("profiler.run.validate.prepare", prepare)
     words = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
     assert "only read" in roofscope(*words[words.index("roofscope") + 1 :]).err
-    assert read == [replace(options, out=None, cache="")]
+    prepare.assert_called_once_with(replace(options, out=None, cache=""))
 
 
 RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 def in_precision(quant: str) -> Run:
-    """Return the stored run as if it were of another precision."""
     run = read_run(RUN)
     return replace(run, document=replace(run.document, model=replace(run.model, quant=quant)))
 
 
 REASON = "1 cell has no number (first: batch 1 x 64, failed: KeyError: 'planted')."
-
-
-def with_a_gap(run: Run) -> Run:
-    """Return the run with a failed first cell and the warning about it."""
-    first, *others = run.results
-    document = replace(run.document, warnings=(*run.document.warnings, REASON))
-    return Run(run.folder, document, (replace(first, status="failed", latency_s=math.nan), *others))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +96,10 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
 ) -> None:
     """This holds for two precisions, two devices and a batch test; the first run is always complete."""
     runs = [in_precision("none"), in_precision("nf4")]
-    runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
+    if incomplete:
+        first, *others = runs[1].results
+        document = replace(runs[1].document, warnings=(*runs[1].document.warnings, REASON))
+        runs[1] = Run(RUN, document, (replace(first, status="failed", latency_s=math.nan), *others))
     monkeypatch.setattr("profiler.run.pipeline.run_precisions", lambda *_: runs)
     monkeypatch.setattr("profiler.run.pipeline.run_devices", lambda *_: runs)
     monkeypatch.setattr("profiler.run.validate.prepare_batch_test", lambda *_: SimpleNamespace(warnings=()))
@@ -180,12 +170,7 @@ def test_a_cell_that_raises_is_a_gap_with_its_reason_and_gives_no_pace(
 
 
 def test_a_step_that_finds_no_piece_large_enough_is_told_what_joins_them() -> None:
-    class Fragmented(type(HOST)):  # type: ignore[misc]
-        is_cuda = True
-        release = recover = lambda *_: None
-        available_bytes = staticmethod(lambda: 17 << 30)
-
-    machine: Any = Fragmented(HOST.device)
+    machine = mock.Mock(wraps=HOST, is_cuda=True, available_bytes=lambda: 17 << 30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.75 GiB.")
     gap = repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64)))
     assert isinstance(gap, Gap)
@@ -253,18 +238,15 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     again, and the disk is full at a picture.
     """
     prefill = EagerEngine.prefill
-    tried: list[object] = []
 
     def fails_at_two(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
         if ids.shape[0] == 2:
             raise AttributeError("no attribute 'cos'")
         return prefill(self, ids, slots)
 
-    def unforeseen(*_: object, **__: object) -> Any:
-        raise KeyError("what nobody foresaw")
-
+    unforeseen, tried = (mock.Mock(side_effect=KeyError("what nobody foresaw")) for _ in range(2))
     monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
-    monkeypatch.setattr(trials.Side, "call", lambda *given: tried.append(given) or unforeseen())
+    monkeypatch.setattr(trials.Side, "call", tried)
     monkeypatch.setattr("profiler.run.measure.remeasure_ceilings", unforeseen)
     full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
     monkeypatch.setattr("profiler.report.write.html_report", full)
@@ -273,7 +255,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
-    assert tried, "a change was tried and then skipped"
+    assert tried.called, "a change was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the ceilings") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import hurry
-from machines import HOST, ceiling
+from machines import HOST, SimulatedMachine, SimulatedMemory, ceiling
 from subjects import subject_of
 
 from profiler import effort
@@ -146,12 +146,8 @@ def test_the_choice_holds_next_to_a_neighbour_and_follows_a_faster_or_slower_mac
 
 
 def test_what_does_not_fit_into_memory_is_not_chosen(prepared: PreparedRun, subject: Subject) -> None:
-    class Small(type(HOST)):  # type: ignore[misc]
-        def available_bytes(self) -> int:
-            return 8 << 20
-
-    pace = pace_of(subject, 1e-9, 1e-9, 1.0)
-    pace = replace(pace, subject=replace(pace.subject, machine=Small(HOST.device)))
+    machine = SimulatedMachine(SimulatedMemory(lambda _: 1e9), available_bytes=8 << 20)
+    pace = pace_of(replace(subject, machine=machine), 1e-9, 1e-9, 1.0)
     chosen, larger = choose_grid(prepared, pace, budget(60.0))
     assert chosen != prepared.ladder[0]
     assert larger is not None

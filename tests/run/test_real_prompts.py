@@ -59,32 +59,15 @@ def test_unequal_prompts_are_a_padded_batch(one_expert: Path, tmp_path: Path) ->
     assert experts_touched(subject, cell)[0].touched == 5
 
 
-def test_lengths_that_are_given_cut_the_prompts(one_expert: Path, tmp_path: Path) -> None:
+def test_lengths_and_batches_that_are_given_cut_the_prompts(one_expert: Path, tmp_path: Path) -> None:
     prompts = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
     prepared = prepare(Options(model=str(one_expert), prompts=prompts, prompt_lens="2", batch_sizes=[3], device="cpu"))
     assert prepared.prompts.of(prepared.grid.cells[0]).tolist() == [[1, 2], [4, 4], [5, 5]]
     assert "--prompt-lens 2" in prepared.command
     assert prepared.command.count("--prompts prompts.txt") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"prompt_lens": "2", "batch_sizes": [4]}, "prompts.txt has 3 prompts, too few for a batch of 4"),
-        ({"prompt_lens": "ragged:2..4", "engine": "static"}, "unequal lengths work only with --engine eager"),
-    ],
-)
-def test_requests_that_the_file_cannot_meet(
-    options: dict[str, object], words: str, one_expert: Path, tmp_path: Path
-) -> None:
-    prompts = _file(tmp_path, "w1 w2 w3", "w4", " ".join(["w5"] * 100))
-    with pytest.raises(RequestError, match=words):
-        prepare(Options(model=str(one_expert), prompts=prompts, device="cpu", **options))  # type: ignore[arg-type]
-
-
-def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: Path) -> None:
-    request = Options(model=str(one_expert), prompts=_file(tmp_path, "w1 w2 w3", "w4", "w5"), device="cpu")
-    assert prepare(request).grid.batch_sizes == (1, 2)
+    assert prepare(replace(prepared.options, batch_sizes=None)).grid.batch_sizes == (1, 2), "those that the file fills"
+    with pytest.raises(RequestError, match=r"prompts\.txt has 3 prompts, too few for a batch of 4"):
+        prepare(replace(prepared.options, batch_sizes=[4]))
 
 
 @pytest.mark.slow

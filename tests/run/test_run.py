@@ -23,29 +23,19 @@ from profiler.report.changes import linears
 from profiler.run import setup as foundation
 
 
-@pytest.fixture(scope="module")
-def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    """Profile the real SmolLM2-135M through the Python interface."""
-    folder = tmp_path_factory.mktemp("runs") / "gguf"
-    return profiler.profile(
-        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True, out=folder
-    )
-
-
 @pytest.mark.slow
-def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
-    names = {path.name for path in gguf_run.folder.iterdir()}
+def test_a_run_of_a_real_model_has_all_files_and_its_figures_hold_together(gguf_file: Path, tmp_path: Path) -> None:
+    run = profiler.profile(
+        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True, out=tmp_path / "run"
+    )
+    names = {path.name for path in run.folder.iterdir()}
     assert names == {
         "run.json", "samples.jsonl", "cells.csv", "operators.csv", "config.json", "report.html",
     }  # fmt: skip
-    assert tuple(gguf_run.cells.columns) == CELL_COLUMNS
-    assert len(gguf_run.cells) == 2 * 2 * 2
-    assert (gguf_run.cells["status"] == "ok").all()
-
-
-@pytest.mark.slow
-def test_figures_hold_together(gguf_run: profiler.Run) -> None:
-    cells = gguf_run.cells
+    cells = run.cells
+    assert tuple(cells.columns) == CELL_COLUMNS
+    assert len(cells) == 2 * 2 * 2
+    assert (cells["status"] == "ok").all()
     assert cells[list(TERMS)].sum(axis=1).to_numpy() == pytest.approx(cells["latency_s"].to_numpy(), rel=1e-9)
     assert (cells["latency_low_s"] <= cells["latency_s"]).all()
     assert (cells["latency_s"] <= cells["latency_high_s"]).all()
@@ -62,20 +52,27 @@ HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("first_s", "most"), [(HELD_UP_S, 2), (UNDISTURBED_S, 1)], ids=["slow", "incomplete"])
 def test_overhead_that_was_held_up_is_measured_again(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+    first_s: float, most: int, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process slows the overhead model's first steps to ten seconds and ends before the cells are timed."""
-    measured, seen = foundation.measure_overhead, iter([HELD_UP_S, UNDISTURBED_S])
+    """Another process slows the overhead model's first steps to ten seconds, or leaves no time for a batch size.
+
+    It ends before the cells are timed.
+    """
+    measured, planted = foundation.measure_overhead, iter([(first_s, most), (UNDISTURBED_S, 2)])
 
     def at_first_held_up(*arguments: Any, **named: Any) -> list[OverheadSamples]:
-        step_s, in_time = (next(seen),) * 8, measured(*arguments[:5], 60.0, *arguments[6:], **named)
-        return [OverheadSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
+        (step_s, largest), in_time = next(planted), measured(*arguments[:5], 60.0, *arguments[6:], **named)
+        found = [OverheadSamples(item.engine, item.phase, item.batch_size, (step_s,) * 8) for item in in_time]
+        return [item for item in found if item.phase == "prefill" or item.batch_size <= largest]
 
     monkeypatch.setattr(foundation, "measure_overhead", at_first_held_up)
-    run = profile_tiny(batch_sizes=[1, 2])
+    run = profile_tiny(batch_sizes=[1, 2], budget_s=60)
     records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
-    assert [item["alone_s"][0] for item in records] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
+    times_s = [item["alone_s"][0] for item in records]
+    assert (times_s[:3], times_s[-1]) == ([first_s] * 3, UNDISTURBED_S)
+    assert [item["batch_size"] for item in records if item["phase"] == "decode"][:2] == [1, 2]
     assert (run.cells["overhead_s"] == UNDISTURBED_S).all()
     assert run.document.ceilings.overhead_s == {
         "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
@@ -106,26 +103,6 @@ def test_overhead_that_fails_later_is_missing_only_where_nothing_was_measured(
     assert [part.what for part in run.document.missing] == ["the CPU overhead of batch 2"][: 2 - most]
     assert not run.document.failed  # the budget cut it: all cells are measured, and the exit code is 0
     assert run.document.ceilings.overhead_s["eager"]["decode"] == dict.fromkeys(range(1, most + 1), HELD_UP_S)
-
-
-@pytest.mark.slow
-def test_overhead_is_completed_for_the_cells_that_were_measured(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine no time is left for the second batch size before the cells are timed."""
-    measured, sizes = foundation.measure_overhead, iter([1, 2])
-
-    def at_first_late(*arguments: Any, **named: Any) -> list[OverheadSamples]:
-        most = next(sizes)
-        found = measured(*arguments[:5], 60.0, *arguments[6:], **named)
-        return [item for item in found if item.phase == "prefill" or item.batch_size <= most]
-
-    monkeypatch.setattr(foundation, "measure_overhead", at_first_late)
-    run = profile_tiny(batch_sizes=[1, 2], budget_s=60)
-    records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
-    decodes = [item["batch_size"] for item in records if item["phase"] == "decode"]
-    assert decodes[:2] == [1, 2]
-    assert (run.cells["overhead_s"] > 0).all()
 
 
 @pytest.mark.slow

@@ -38,14 +38,7 @@ def by_round(*medians: float) -> dict[int, float]:
     return dict(enumerate(medians))
 
 
-@pytest.mark.parametrize(
-    ("freedom", "within", "end"),
-    [
-        (1, 0.95, 12.706),
-        (3, 0.95, 3.182),
-        (30, 0.9, 1.697),
-    ],
-)
+@pytest.mark.parametrize(("freedom", "within", "end"), [(1, 0.95, 12.706), (3, 0.95, 3.182), (30, 0.9, 1.697)])
 def test_students_t(freedom: float, within: float, end: float) -> None:
     """Compared with the printed table (0.975 and 0.95 quantiles)."""
     assert student_t(freedom, within) == pytest.approx(end, rel=0.01)

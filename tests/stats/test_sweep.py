@@ -195,7 +195,6 @@ def our_loop(engine: EagerEngine) -> dict[str, float]:
 
 
 def plain_loop(model: Any) -> dict[str, float]:
-    """The same medians with only the model."""
     ids = torch.randint(0, 49152, (1, 128), generator=torch.Generator().manual_seed(3))
     prefills, steps = [], []
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""No finished cell is lost or written twice, whatever fails; every file is read or refused, and replaced atomically."""
+"""No cell is lost or written twice; every file, old or broken, is read or refused, and each is replaced whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -56,6 +57,7 @@ from profiler.store.writer import RunStore, replace_file
 from profiler.user_cache import write_cache
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
+FULL = OSError(errno.ENOSPC, "No space left on device")
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
 
 
@@ -132,7 +134,7 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
 
     def fsync(fd: int) -> None:
         if next(calls) == failing:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise FULL
         real(fd)
 
     with monkeypatch.context() as patch:
@@ -147,8 +149,6 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Interrupting(Listener):
-    """Raises KeyboardInterrupt when a stage begins."""
-
     def __init__(self, stage: str) -> None:
         self._stage = stage
 
@@ -349,22 +349,8 @@ def used(file: Path) -> None:
     json_text(dumped(comparison_document(compare_sides(side, side))))
 
 
-RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
+RUN = WHOLE.with_name("smollm2-135m-zen4")
 DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html")
-
-
-class Stop(BaseException):
-    """Ends a job during a system call, as Ctrl-C would."""
-
-
-def full() -> OSError:
-    return OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.fixture
-def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without content, which are quick to make."""
-    monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")
 
 
 def judged(folder: Path) -> None:
@@ -373,9 +359,11 @@ def judged(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", slow_except((0,), range(len(DERIVED))))
-@pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("call", "error"), [("fsync", FULL), ("replace", KeyboardInterrupt())], ids=["full disk", "Ctrl-C"]
+)
 def test_at_each_write_of_a_report(
-    tmp_path: Path, small_page: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
     """An error at any fsync or replacement leaves each file old or new, no draft, and a second attempt succeeds."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
@@ -384,6 +372,7 @@ def test_at_each_write_of_a_report(
             (folder / name).write_text("old")
     before = {name: (folder / name).read_bytes() for name in DERIVED}
     calls, real = iter(range(100)), getattr(os, call)
+    monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")  # quick to make
 
     def failing(*arguments: object) -> object:
         if next(calls) == number:
@@ -392,7 +381,7 @@ def test_at_each_write_of_a_report(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing)
-        with pytest.raises(RunError if call == "fsync" else Stop):
+        with pytest.raises(RunError if call == "fsync" else KeyboardInterrupt):
             judged(folder)
     assert not list(folder.glob("*.part"))
     assert sum((folder / name).read_bytes() != before[name] for name in DERIVED) <= number
@@ -446,3 +435,31 @@ def test_a_link_to_a_file_is_replaced_and_what_is_no_plain_file_stays(tmp_path: 
 def test_a_notebook_shows_the_answer_of_a_run() -> None:
     run = read_run(str(RUN))
     assert repr(run).splitlines() == [*run.answer, f"run: {RUN}"]
+
+
+BEFORE_0_5 = {
+    "slow-kernels": "kernel-bound", "above-ceiling": "above-roof", "int32 matmuls": "int32 products",
+    "redundant_bytes_by_cause": "avoidable_bytes_by_cause", "redundant_flops_by_cause": "avoidable_flops_by_cause",
+    "redundant_bytes": "avoidable_bytes", "redundant_s": "avoidable_s", "overhead_s": "dispatch_s",
+    "changes": "levers", "repetitions": "visits", "ceiling": "roof", "ceiling_s": "roof_s",
+}  # fmt: skip
+"""What words were called in files before version 0.5."""
+
+
+def test_old_keys_columns_and_values_are_those_of_today(tmp_path: Path) -> None:
+    """A run of today with each of these words replaced by its old one is still the same run."""
+
+    def content() -> list[Any]:
+        run = read_run(folder)
+        return [repr(read) for read in (run.results, run.document, read_operators(folder), read_facts_of(folder))]
+
+    folder = Path(shutil.copytree(RUN.with_name("smollm2-135m-xeon-minute"), tmp_path / "run"))
+    today, replaced = content(), set()
+    for name in ("run.json", "cells.csv", "operators.csv", "samples.jsonl"):
+        text = (folder / name).read_text()
+        for now, old in BEFORE_0_5.items():
+            text, count = re.subn(rf'(?<=[",\n]){now}(?=[",\n])', old, text)
+            replaced |= {(name, old)} if count else set()
+        (folder / name).write_text(text)
+    assert {("run.json", "levers"), ("cells.csv", "kernel-bound"), ("operators.csv", "roof_s")} <= replaced
+    assert content() == today

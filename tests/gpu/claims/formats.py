@@ -40,7 +40,8 @@ _MIXTRAL = {
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("16 bits", lambda bench: [_cells_end("16 bits", bench.once(small_run))], least_s=25.0, cuda=False)
-    for quant in formats(bench):
+    old = bench.cuda and torch.cuda.get_device_capability(bench.device) < (8, 9)
+    for quant in (quant for quant in SHARES if not (quant == "fp8" and old)):
         package = _PACKAGES.get(quant, "bitsandbytes")
         for name, run in ((f"{quant}: bytes", _format_bytes), (f"{quant}: a run", _format_run)):
             yield Attempt(name, partial(run, quant=quant), least_s=25.0, cuda=False, package=package)
@@ -50,11 +51,6 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     if bench.cuda and bench.machine.info.memory_bytes < LARGE_CARD_BYTES:
         mistral = {"model": "mistral-7b-v0.1", "quant": "nf4", "prompt_lens": [128], "batch_sizes": [1, 4]}
         yield Attempt("Mistral-7B in nf4", partial(_plain_run, **mistral), least_s=45.0, package="bitsandbytes")
-
-
-def formats(bench: Bench) -> list[str]:
-    old = bench.cuda and torch.cuda.get_device_capability(bench.device) < (8, 9)
-    return [quant for quant in SHARES if not (quant == "fp8" and old)]
 
 
 def _half_bytes(bench: Bench) -> int:
