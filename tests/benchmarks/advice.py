@@ -1,10 +1,11 @@
 """Execute the lines that a run advises in fresh processes on the same machine, and compare what they save.
 
-    python -m tests.benchmarks.advice RUN [--turns 8]
+    python -m tests.benchmarks.advice RUN [--all] [--turns 8]
 
 Two processes load the model with plain transformers, one as in the run and one with the line, and take turns. Printed
 is a row per line: the saving that the run states and the real one, each with its 95 % interval. They agree if the
-intervals overlap. The exit code is 1 if a saving has the wrong sign.
+intervals overlap. --all also executes the lines that the run tried or had no time for, and prints the largest saving.
+The exit code is 1 if a saving has the wrong sign.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiler.facts.measurements import NotTried
+from profiler.judge.advice import Advice
 from profiler.loading.changes import Circumstances, format_change
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest
 from profiler.loading.source import resolve
 from profiler.stats import student_t
-from profiler.store.folder import Run, read_run
+from profiler.store.folder import Run, read_gathered, read_run
 
 WORKER = """
 import json, re, sys, time
@@ -144,24 +147,43 @@ def checkpoint(run: Run, parent: Path) -> Path:
     return parent / "model"
 
 
+def lines_of(run: Run, everything: bool) -> dict[str, Advice | None]:
+    """Return the lines to execute, with the advice of those that are advised."""
+    lines: dict[str, Advice | None] = {item.line: item for item in run.document.advised}
+    if everything:
+        gathered = read_gathered(run.folder)
+        tried = [trial.line for trials in gathered.trials.values() for trial in trials]
+        for line in (*tried, *(item.line for item in gathered.every(NotTried))):
+            if line and "torch.compile" not in line:
+                lines.setdefault(line, None)
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--turns", type=int, default=8)
     options = parser.parse_args()
     run = read_run(options.run)
-    wrong = False
+    first = min(run.measured, key=lambda row: (row.phase != "decode", row.batch_size, row.prompt_len))
+    wrong, saved = False, dict[str, float]()
     with tempfile.TemporaryDirectory() as parent:
         folder = checkpoint(run, Path(parent))
-        for advice in run.document.advised:
-            line, shape = advice.line, (advice.batch_size, advice.prompt_len)
+        for line, advice in lines_of(run, options.all).items():
+            cell = advice or first
+            shape = cell.batch_size, cell.prompt_len
             try:
                 prefill, step = real_savings(folder, run, line, shape, options.turns)
             except (RuntimeError, OSError) as error:
                 print(f"| {line} | - | does not run: {error} |", flush=True)
                 continue
-            row = f"| {advice.batch_size} x {advice.prompt_len} | {line} |"
-            for name, said, real in (("step", advice.step, step), ("prefill", advice.prefill, prefill)):
+            saved[line] = step.seconds
+            row = f"| {cell.batch_size} x {cell.prompt_len} | {line} |"
+            for name, said, real in (
+                ("step", advice and advice.step, step),
+                ("prefill", advice and advice.prefill, prefill),
+            ):
                 if said is None:
                     row += f" {name}: real {real} |"
                     continue
@@ -170,6 +192,10 @@ def main() -> int:
                 agrees = "agree" if stated.overlaps(real) else "differ"
                 row += f" {name}: said {stated}, real {real}: {agrees} |"
             print(row, flush=True)
+    if saved:
+        best = max(saved, key=lambda line: saved[line])
+        advised = "advised" if best in {item.line for item in run.document.advised} else "not advised"
+        print(f"largest real saving of a step: {1e3 * saved[best]:.1f} ms, {best} ({advised})")
     return int(wrong)
 
 
