@@ -46,6 +46,11 @@ def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
     return float(sum(item.flops for item in operators)), float(sum(item.model_bytes for item in operators))
 
 
+def working_set_bytes(phase: Phase, operators: Sequence[OperatorWork]) -> float:
+    """Bytes that pass a cache between two reads of a weight: what a prefill passes between kernels evicts weights."""
+    return float(sum(item.executed_bytes if phase == "prefill" else item.model_bytes for item in operators))
+
+
 def breakdown_of(
     facts: Facts,
     key: CellKey,
@@ -191,10 +196,11 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
     above its ceiling, and its verdict says so.
     """
     _, nbytes = total_work(facts.operators[key])
-    from_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(nbytes)
+    passing_bytes = working_set_bytes(key.phase, facts.operators[key])
+    from_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(passing_bytes)
     if from_memory_s <= RESIDENT_GAIN * latency_s:
         return facts
-    return replace(facts, ceilings=facts.ceilings.out_of_the_cache(nbytes))
+    return replace(facts, ceilings=facts.ceilings.out_of_the_cache(passing_bytes))
 
 
 def _as_traced(outside_s: dict[Cause, float], traced: Activity | None) -> None:
@@ -298,7 +304,6 @@ def overhead_at(facts: Facts, key: CellKey) -> Overhead | None:
 def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     """The ceilings of a cell's step."""
     ceilings = facts.ceilings
-    _, working_set_bytes = total_work(facts.operators[key])
     overhead, link, exchanged_s = overhead_at(facts, key), ceilings.collective, 0.0
     if link is not None:  # collectives do not overlap other work
         collectives = (item for item in facts.operators[key] if item.group == COLLECTIVE)
@@ -311,7 +316,7 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     varies = compute.measured and facts.device.hides_overhead
     spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if varies else 0.0
     return StepCeilings(
-        memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
+        memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes(key.phase, facts.operators[key])),
         overhead=overhead,
         overlaps=facts.device.hides_overhead,
         copy_share=ceilings.copy_share,

@@ -271,7 +271,7 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
 def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
-    key, (_, nbytes) = cell.key, demand.total_work(cell.operators)
+    key = cell.key
     faults, generate = demand.faults_of(key.phase, cell.repetitions), generate_adds_s(facts, key, steady)
     terms, redundant_s = demand.breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, generate)
     measurement = Measurement(
@@ -280,7 +280,7 @@ def _measurement(
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
         ceilings=demand.ceilings_of(facts, key),
         offloaded=bool(facts.model.offloaded_bytes),
-        cache_resident=facts.ceilings.cache_resident(nbytes),
+        cache_resident=facts.ceilings.cache_resident(demand.working_set_bytes(key.phase, cell.operators)),
         graph_step_s=_graph_step_s(facts, key, terms.latency_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),

