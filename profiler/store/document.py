@@ -275,7 +275,7 @@ class RunDocument:
         return view(Grid, self.grid, engines=self.engine.names)
 
 
-_ADAPTER = TypeAdapter(RunDocument)
+RUN_DOCUMENT = TypeAdapter(RunDocument)
 _NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
     "ceilings": {
@@ -287,9 +287,4 @@ _LEFT_OUT: Any = {
 
 
 def document_json(document: RunDocument) -> bytes:
-    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"
-
-
-def document_of(content: Mapping[str, Any]) -> RunDocument:
-    """Validate a parsed run.json of the current schema. Raises pydantic's ValidationError."""
-    return _ADAPTER.validate_python(content)
+    return RUN_DOCUMENT.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from os import PathLike
@@ -22,7 +20,7 @@ from profiler.facts.overhead import bounded_by_steps
 from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
-from profiler.store.document import OLDEST_SCHEMA, SCHEMA_VERSION, RunDocument, document_of
+from profiler.store.document import OLDEST_SCHEMA, RUN_DOCUMENT, SCHEMA_VERSION, RunDocument
 from profiler.store.old_names import content_now, name_now
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
@@ -81,17 +79,6 @@ def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(CELL_COLUMNS))
 
 
-def cells_text(results: Sequence[CellResult]) -> str:
-    """Results as CSV text; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CELL_COLUMNS)
-    for result in results:
-        values = [getattr(result, name) for name in CELL_COLUMNS]
-        writer.writerow("" if isinstance(value, float) and math.isnan(value) else value for value in values)
-    return text.getvalue()
-
-
 def read_document(folder: Path) -> RunDocument:
     """Read run.json. Raises RunError if it is missing, damaged or from a newer version."""
     document_path = folder / RUN_FILE
@@ -109,7 +96,7 @@ def read_document(folder: Path) -> RunDocument:
                 f"{folder} was written by an older roofscope (schema {version}); read it with roofscope 0.3.0, or"
                 " measure again."
             )
-        return document_of(content)
+        return RUN_DOCUMENT.validate_python(content)
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
