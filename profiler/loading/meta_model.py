@@ -14,7 +14,7 @@ from torch import nn
 from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.request import ModelRequest
 from profiler.packages import need
-from profiler.patching import patched
+from profiler.patching import patched, switched
 from profiler.quant.bitsandbytes import import_bitsandbytes, settle_four_bit
 from profiler.quant.checkpoints import (
     PACKED_LINEARS,
@@ -151,15 +151,15 @@ def quiet_libraries() -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as transformers_logging
 
-    had_bars, disabled = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
+    had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
-    logging.disable(logging.CRITICAL)
+    no_logs = switched(logging.disable, logging.CRITICAL, logging.root.manager.disable)
+    # transformers' GGUF reader uses tqdm directly and ignores the switch.
+    no_bars = patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable)
     try:
-        # transformers' GGUF reader uses tqdm directly and ignores the switch.
-        with warnings.catch_warnings(), patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable):
+        with no_logs, no_bars, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(disabled)
         if had_bars:
             transformers_logging.enable_progress_bar()

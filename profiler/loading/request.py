@@ -14,7 +14,7 @@ from profiler.errors import RequestError
 from profiler.loading.device_map import DeviceMap
 from profiler.loading.source import ModelSource
 from profiler.options import DTYPE_NAMES
-from profiler.quant.registry import PLAIN, Quant, QuantOptions, check_packed_dtype
+from profiler.quant.registry import PLAIN, Quant, QuantOptions
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
@@ -97,7 +97,6 @@ def in_16_bits(dtype: torch.dtype) -> torch.dtype:
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
     """Return the dtype of a model; `auto`: float32 on a CPU, 16 bits if quantised. Raises RequestError."""
     dtype = model_dtype(name, config)
-    check_packed_dtype(name, quant)
     if name != "auto":
         return dtype
     if quant != "none":

@@ -103,11 +103,6 @@ def _named(tensors: Sequence[str]) -> str:
     return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 
-def missing_ceilings(ceilings: Ceilings) -> list[str]:
-    """Return a line for each ceiling that could not be measured; a run lists them among its missing parts."""
-    return [f"{name} could not be measured: {why.rstrip('.')}." for name, why in ceilings.missing.items()]
-
-
 def ceiling_warnings(ceilings: Ceilings) -> list[str]:
     """Return warnings about ceilings that the datasheet replaces, and a memory ceiling that a cache may have raised."""
     warnings = []
