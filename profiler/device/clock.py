@@ -73,16 +73,13 @@ def now_s() -> float:
     return time.perf_counter()
 
 
-class OwnTime:
-    """Time of this thread on a core from construction on, for work that waits for nothing but Python's lock."""
+def core_timer() -> Callable[[], float]:
+    """Return a function of this thread's seconds since now, without those in which others had the core or the lock.
 
-    def __init__(self) -> None:
-        self._core_s = thread_time()
-        self._start_s = now_s()
-
-    def core_seconds(self) -> float:
-        """Return its seconds, without those in which others had the core or the lock."""
-        return min(now_s() - self._start_s, thread_time() - self._core_s)
+    The thread must wait for nothing else.
+    """
+    core_s, start_s = thread_time(), now_s()
+    return lambda: min(now_s() - start_s, thread_time() - core_s)
 
 
 def clock_for(device: torch.device) -> Clock:
