@@ -23,6 +23,9 @@ from profiler.patching import patched
 from profiler.quant.checkpoints import gguf_format, published_format
 from profiler.quant.registry import FORMATS
 
+# Dtypes with several weights per element. int64 is not one of them: positions use it.
+_PACKED_IN = (torch.int32, torch.int8, torch.uint8)
+
 
 def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lambda _: 0) -> LoadedModel:
     """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
@@ -73,10 +76,6 @@ def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str
         file = gguf_format(request.source.path)
         return file.name if file.types else None
     return published_format(config)
-
-
-# Dtypes with several weights per element. int64 is not one of them: positions use it.
-_PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 
 
 def first_call(module: nn.Module, request: ModelRequest) -> float:

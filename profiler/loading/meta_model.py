@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.loading.request import ModelRequest
+from profiler.loading.request import ModelRequest, model_errors
 from profiler.packages import need
 from profiler.patching import patched, switched
 from profiler.quant.bitsandbytes import import_bitsandbytes, settle_four_bit
@@ -115,7 +115,7 @@ def _plan_published_format(
         return plan_mxfp4(module)
     if method in _FORMAT_LIBRARIES:
         need(method, f"a checkpoint stored as {method}")
-    try:
+    with model_errors(f"this checkpoint is stored as {method!r}, which cannot be planned here"):
         if method in PACKED_LINEARS:
             return plan_packed(module, method, form_options(config))
         if method == "bitsandbytes":
@@ -128,12 +128,6 @@ def _plan_published_format(
         if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must not download one for a GPU
             return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
-        ) from error
     settle_four_bit(module, device, "this checkpoint", "use the one that it was quantised from")
     return module
 

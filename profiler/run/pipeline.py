@@ -116,9 +116,7 @@ def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
     except (DeviceError, KeyboardInterrupt) as error:
         ending.error = error
     unreached = skip_the_rest(session) if ending.error is None else ()
-    document = closing(session.document, session.subject, session.stages, ending.error)
-    grid = replace(document.grid, unreached=unreached)
-    ending.document = replace(document, grid=grid, fallbacks=tuple(session.fallbacks))
+    ending.document = closing(session, ending.error, unreached)
     write_document(session.prepared.out, ending.document)
 
 

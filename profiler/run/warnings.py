@@ -13,6 +13,9 @@ from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
 from profiler.units import percent, scaled
 
+# A dtype whose matmuls reach less than this share of float32's is not worth using.
+_SLOW_DTYPE_SHARE = 0.9
+
 
 def device_warnings(info: Device) -> list[str]:
     """Return warnings about the machine."""
@@ -125,7 +128,3 @@ def ceiling_warnings(ceilings: Ceilings) -> list[str]:
             f"no two sizes up to {size} are read equally fast (last: {ends}): the memory ceiling may be off."
         )
     return warnings
-
-
-# A dtype whose matmuls reach less than this share of float32's is not worth using.
-_SLOW_DTYPE_SHARE = 0.9
