@@ -7,11 +7,12 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
+from profiler.patching import switched
 from profiler.stats import NANOSECOND_S
 
 if TYPE_CHECKING:
@@ -141,16 +142,9 @@ def waited_s(
     return (now() - start_s) / repeats
 
 
-@contextmanager
-def no_gc() -> Iterator[None]:
+def no_gc() -> AbstractContextManager[None]:
     """Disable Python's garbage collector within: it may stop a step for milliseconds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return switched(lambda on: gc.enable() if on else gc.disable(), False, gc.isenabled())
 
 
 def instrument_s(clock: Clock, marks: int = 1000) -> float:

@@ -15,7 +15,7 @@ from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import Cell, Grid, Phase
+from profiler.grid.cells import Cell, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
@@ -268,11 +268,6 @@ class RunDocument:
     def failed(self) -> tuple[Missing, ...]:
         """Parts that an error ended, not the budget."""
         return tuple(part for part in self.missing if not part.cut)
-
-    @property
-    def requested(self) -> Grid:
-        """The requested grid, with the run's engines."""
-        return view(Grid, self.grid, engines=self.engine.names)
 
 
 RUN_DOCUMENT = TypeAdapter(RunDocument)

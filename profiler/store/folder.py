@@ -18,7 +18,8 @@ from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.overhead import bounded_by_steps
 from profiler.facts.run_facts import Facts, ModelFacts
-from profiler.grid.cells import CellKey
+from profiler.grid.cells import CellKey, Grid
+from profiler.json_document import view
 from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import OLDEST_SCHEMA, RUN_DOCUMENT, SCHEMA_VERSION, RunDocument
 from profiler.store.old_names import content_now, name_now
@@ -168,7 +169,7 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
         **shared,
         model=document.model,
         device=document.device,
-        grid=document.requested,
+        grid=view(Grid, document.grid, engines=document.engine.names),
         ceilings=merged.latest(Ceilings) or document.ceilings.ceilings,
         operators=operators,
         graph_engines=frozenset(document.engine.replay_as_graph),

@@ -99,9 +99,8 @@ def operator_rows(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]
 
 
 def _key(row: Mapping[str, str]) -> CellKey:
-    sizes = ("batch_size", "prompt_len", "context_len", "new_tokens")
-    batch, prompt_len, context_len, new_tokens = (int(row[name]) for name in sizes)
-    return CellKey.at(_PHASES[row["phase"]], batch, prompt_len, context_len, new_tokens, row["engine"])
+    sizes = {name: int(row[name]) for name in ("batch_size", "prompt_len", "context_len", "new_tokens")}
+    return CellKey.at(_PHASES[row["phase"]], **sizes, engine=row["engine"])
 
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:
