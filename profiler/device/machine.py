@@ -33,14 +33,17 @@ class Machine:
     captures = False
     """Whether work can be recorded once and replayed without the host."""
 
-    def __init__(self, device: torch.device, *, source: TelemetrySource | None = None) -> None:
+    def __init__(
+        self, device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None
+    ) -> None:
         self.device = device
+        self._clock = clock
         self._source = source
         self._has_peak = True
 
     @cached_property
     def clock(self) -> Clock:
-        return clock.clock_for(self.device)
+        return self._clock or clock.clock_for(self.device)
 
     @cached_property
     def source(self) -> TelemetrySource:

@@ -125,9 +125,7 @@ def test_the_residual_is_named(profile_tiny: Callable[..., profiler.Run], monkey
 
 
 def test_parts_add_up_to_the_step() -> None:
-    machine = Machine(HOST.device)
-    machine.clock = FakeClock(1e-3, 0.0, 2e-3)
-    pieces = Pieces(machine)
+    pieces = Pieces(Machine(HOST.device, clock=FakeClock(1e-3, 0.0, 2e-3)))
     pieces.start()
     pieces.enter("mlp")
     pieces.enter("mlp")
