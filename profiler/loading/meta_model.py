@@ -102,10 +102,6 @@ def auto_class(config: Any) -> Any:
     )
 
 
-_FORMAT_LIBRARIES = ("bitsandbytes", "compressed-tensors", "torchao")
-"""Each reads checkpoints whose `quant_method` is the library's name."""
-
-
 def _plan_published_format(
     module: nn.Module, method: str, config: Any, as_run_here: bool, device: torch.device | None
 ) -> nn.Module:
@@ -113,7 +109,7 @@ def _plan_published_format(
 
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
-    if method in _FORMAT_LIBRARIES:
+    if method in ("bitsandbytes", "compressed-tensors", "torchao"):  # methods that have the name of their library
         need(method, f"a checkpoint stored as {method}")
     with model_errors(f"this checkpoint is stored as {method!r}, which cannot be planned here"):
         if method in PACKED_LINEARS:

@@ -126,12 +126,8 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
                 raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
             # Without empty texts, a field's default applies; an integer field takes no `.0`.
             texts = ({name: text for name in CELL_COLUMNS if (text := row.get(name))} for row in reader)
-            return tuple(
-                _RESULT.validate_python(
-                    {name: name_now(visible(text).removesuffix(".0")) for name, text in row.items()}
-                )
-                for row in texts
-            )
+            clean = ({name: name_now(visible(text).removesuffix(".0")) for name, text in row.items()} for row in texts)
+            return tuple(map(_RESULT.validate_python, clean))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {CELLS_FILE}: the run ended before its first cell.") from None
     except ValidationError as error:
