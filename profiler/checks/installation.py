@@ -78,10 +78,7 @@ def driver() -> Found:
 
 
 def driver_versions() -> tuple[str | None, str | None]:
-    """Return the driver's version and the newest CUDA that it supports; None for a version that is not reported.
-
-    The sources are NVML and, for the driver's version, the kernel module.
-    """
+    """Return the driver's version and the newest CUDA that it supports; None for a version that is not reported."""
     version = cuda = None
     with contextlib.suppress(Exception):
         import pynvml

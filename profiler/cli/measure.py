@@ -229,7 +229,7 @@ def ceilings(
     from profiler.roofs.bandwidth import measure_links
     from profiler.roofs.gemm import measurable_dtypes
     from profiler.roofs.measure import measure
-    from profiler.run.warnings import busy_words, ceiling_warnings, device_warnings, missing_ceilings
+    from profiler.run.warnings import busy_words, ceiling_warnings, device_warnings
 
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
     info, dtypes = machine.info, measurable_dtypes(machine.device)
@@ -244,7 +244,7 @@ def ceilings(
         *busy_words(info.host_threads, foreign),
         *device_warnings(info),
         *health_warnings(info.datasheet, ceilings),
-        *missing_ceilings(ceilings),
+        *(f"{name} could not be measured: {why.rstrip('.')}." for name, why in ceilings.missing.items()),
         *ceiling_warnings(ceilings),
     ]
     output.answer(

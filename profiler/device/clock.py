@@ -7,11 +7,12 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
+from profiler.patching import switched
 from profiler.stats import NANOSECOND_S
 
 if TYPE_CHECKING:
@@ -73,16 +74,13 @@ def now_s() -> float:
     return time.perf_counter()
 
 
-class OwnTime:
-    """Time of this thread on a core from construction on, for work that waits for nothing but Python's lock."""
+def core_timer() -> Callable[[], float]:
+    """Return a function of this thread's seconds since now, without those in which others had the core or the lock.
 
-    def __init__(self) -> None:
-        self._core_s = thread_time()
-        self._start_s = now_s()
-
-    def core_seconds(self) -> float:
-        """Return its seconds, without those in which others had the core or the lock."""
-        return min(now_s() - self._start_s, thread_time() - self._core_s)
+    The thread must wait for nothing else.
+    """
+    core_s, start_s = thread_time(), now_s()
+    return lambda: min(now_s() - start_s, thread_time() - core_s)
 
 
 def clock_for(device: torch.device) -> Clock:
@@ -144,16 +142,9 @@ def waited_s(
     return (now() - start_s) / repeats
 
 
-@contextmanager
-def no_gc() -> Iterator[None]:
+def no_gc() -> AbstractContextManager[None]:
     """Disable Python's garbage collector within: it may stop a step for milliseconds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return switched(lambda on: gc.enable() if on else gc.disable(), False, gc.isenabled())
 
 
 def instrument_s(clock: Clock, marks: int = 1000) -> float:

@@ -41,7 +41,7 @@ class ForeignLoad:
         self._helpers = helper_pids
         self._cores = os.sched_getaffinity(0).union(*map(_cores, helper_pids))
         self._start_s = now_s()
-        self._start = self._busy_s(), self._own_s()
+        self._foreign_s = self._busy_s() - self._own_s()
 
     @property
     def watched(self) -> int:
@@ -53,9 +53,7 @@ class ForeignLoad:
         elapsed_s = now_s() - self._start_s
         if elapsed_s < _LEAST_S or not self._cores <= set(_numbers()):
             return None
-        busy_s = self._busy_s() - self._start[0]
-        own_s = self._own_s() - self._start[1]
-        return max(0.0, (busy_s - own_s) / elapsed_s)
+        return max(0.0, (self._busy_s() - self._own_s() - self._foreign_s) / elapsed_s)
 
     def _busy_s(self) -> float:
         return sum(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CPUINFO_FILE = Path("/proc/cpuinfo")
 CPUS_FOLDER = Path("/sys/devices/system/cpu")
+KERNEL_FILE = Path("/proc/version")
 _UNKNOWN_CACHE_BYTES = 32 << 20
 # The names in /proc/cpuinfo on x86 and on ARM, and their names here.
 _PROCESSOR_IDS = {
@@ -168,12 +169,17 @@ def processor() -> dict[str, str | None]:
     }
 
 
-def _cpuinfo() -> dict[str, str]:
+def text_of(file: Path) -> str | None:
+    """Return the text of a file of the kernel; None if it cannot be read."""
     try:
-        lines = CPUINFO_FILE.read_text().split("\n\n")[0].splitlines()
+        return file.read_text().strip()
     except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
+        return None
+
+
+def _cpuinfo() -> dict[str, str]:
+    of_one_core = (text_of(CPUINFO_FILE) or "").split("\n\n")[0]
+    pairs = (line.partition(":") for line in of_one_core.splitlines())
     return {name.strip(): " ".join(value.split()) for name, colon, value in pairs if colon}
 
 
@@ -196,15 +202,9 @@ def _cpu_cache(folder: Path) -> tuple[int, str] | None:
         return None
 
 
-KERNEL_FILE = Path("/proc/version")
-
-
 def under_wsl() -> bool:
     """Return whether this is Linux under Windows (WSL), whose driver may spill a card's memory to the system's."""
-    try:
-        return "microsoft" in KERNEL_FILE.read_text().lower()
-    except OSError:
-        return False
+    return "microsoft" in (text_of(KERNEL_FILE) or "").lower()
 
 
 def physical_cores() -> int:

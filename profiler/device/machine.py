@@ -249,9 +249,12 @@ class CudaMachine(Machine):
                 number.add_(1)
 
     @property
-    def is_capturing(self) -> bool:
-        """Whether the current stream is being captured. Raises RuntimeError if the device is lost."""
-        return bool(self._cuda.is_current_stream_capturing())
+    def is_lost(self) -> bool:
+        """Whether the device takes no more work; False in a capture, which waiting for the device would end."""
+        try:
+            return not self._cuda.is_current_stream_capturing() and self.trouble() != ""
+        except RuntimeError:
+            return True
 
     @contextlib.contextmanager
     def on_side_stream(self) -> Iterator[None]:
@@ -294,16 +297,9 @@ class Recording:
 
     def __del__(self) -> None:
         # After an error that ends the CUDA context, the pool's C++ destructor throws, which ends the process: keep it.
-        if self._lost():
+        if self.machine.is_lost:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.pool))
         self.graph.reset()
-
-    def _lost(self) -> bool:
-        try:
-            capturing = self.machine.is_capturing
-        except RuntimeError:
-            return True
-        return not capturing and self.machine.trouble() != ""  # waiting for the device would end a capture
 
 
 @cache

@@ -16,7 +16,7 @@ import psutil
 
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
-from profiler.device.device import processor
+from profiler.device.device import processor, text_of
 from profiler.errors import describe_error
 from profiler.facts.telemetry import THROTTLE_BITS, HardwareCounters, Reading
 
@@ -199,11 +199,11 @@ class HostSource(TelemetrySource):
 
         return {
             **processor(),
-            "governor": _text(_GOVERNOR),
+            "governor": text_of(_GOVERNOR),
             "torch_threads": torch.get_num_threads(),
             "allowed_cores": len(os.sched_getaffinity(0)),
-            "cgroup_cpu_quota": _text(_CGROUP / "cpu.max"),
-            "cgroup_memory_limit": _text(_CGROUP / "memory.max"),
+            "cgroup_cpu_quota": text_of(_CGROUP / "cpu.max"),
+            "cgroup_memory_limit": text_of(_CGROUP / "memory.max"),
         }
 
     def energy_j(self) -> float | None:
@@ -274,13 +274,6 @@ class Watch:
             self.look(time.time())
 
 
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None
-
-
 def idle_power_w(source: TelemetrySource, seconds: float = 1.0) -> float | None:
     """Return the idle power in watts, by the energy counter over `seconds`; None without a counter."""
     before_j, start = source.energy_j(), now_s()
@@ -302,7 +295,7 @@ class Rapl:
 
     def __post_init__(self) -> None:
         zones = sorted(self.root.glob("intel-rapl:*"))
-        self._packages = [zone for zone in zones if (_text(zone / "name") or "").startswith("package")]
+        self._packages = [zone for zone in zones if (text_of(zone / "name") or "").startswith("package")]
 
     def energy_j(self) -> float | None:
         """Return joules since some moment; None without a package, or if a counter or its range is unreadable."""

@@ -57,26 +57,21 @@ def deepen(cache: Any, context: int) -> None:
     if not hasattr(cache, "layers"):
         raise RequestError("this model's cache cannot be filled directly; use --prompt-lens instead of --context-lens.")
     for layer in cache.layers:
+        states = _states(layer)
         if hasattr(layer, "_quantized_keys"):
             _deepen_quantized(layer, context)
-            continue
-        states = _states(layer)
-        if states is None:
-            continue
-        keys, values = states
-        if getattr(layer, "max_cache_len", None):
-            tokens = min(context, layer.max_cache_len)
-            keys[:, :, :tokens].normal_()
-            values[:, :, :tokens].normal_()
+        elif states is not None and getattr(layer, "max_cache_len", None):
+            for each in states:
+                each[:, :, :context].normal_()
             layer.cumulative_length.fill_(context)
             if hasattr(layer, "cumulative_length_int"):
                 layer.cumulative_length_int = context
-            continue
-        window = getattr(layer, "sliding_window", None)
-        tokens = context if window is None else min(context, window - 1)
-        layer.keys, layer.values = _random_like(keys, tokens), _random_like(values, tokens)
-        if hasattr(layer, "cumulative_length"):
-            layer.cumulative_length = context
+        elif states is not None:
+            window = getattr(layer, "sliding_window", None)
+            tokens = context if window is None else min(context, window - 1)
+            layer.keys, layer.values = (_random_like(each, tokens) for each in states)
+            if hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = context
 
 
 def _deepen_quantized(layer: Any, context: int) -> None:

@@ -1,7 +1,4 @@
-"""Find the KV cache and the choice of logits in transformers' calls.
-
-The cache is `cache` since 5.24, and has other names before.
-"""
+"""Find the KV cache, which is called `cache` since 5.24, and the choice of logits in transformers' calls."""
 
 from __future__ import annotations
 

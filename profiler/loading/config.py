@@ -12,6 +12,7 @@ from typing import Any
 
 from profiler.errors import ModelError, first_line
 from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.request import model_errors
 from profiler.loading.source import ModelSource
 from profiler.packages import need
 
@@ -50,14 +51,9 @@ def config_from(content: Mapping[str, Any], name: str) -> Any:
     from transformers import AutoConfig
 
     _check_claims(content)
-    with quiet_libraries():
-        try:
-            config = AutoConfig.for_model(**content)
-            _check_sizes(config)
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(f"{name}: its configuration cannot be read: {first_line(error)}.") from error
+    with quiet_libraries(), model_errors(f"{name}: its configuration cannot be read"):
+        config = AutoConfig.for_model(**content)
+        _check_sizes(config)
     _remove_code(name, config)
     return config
 

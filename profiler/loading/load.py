@@ -12,16 +12,19 @@ import torch
 from torch import nn
 
 from profiler.device.clock import clock_for, now_s
-from profiler.errors import ModelError, RequestError, first_line
+from profiler.errors import ModelError
 from profiler.loading.config import pretrained_location
 from profiler.loading.device_map import DeviceMap, OtherBytesOf, offloaded_bytes, plan_device_map
 from profiler.loading.meta_model import auto_class, plan, quiet_libraries
 from profiler.loading.random_weights import build_random
-from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest
+from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, model_errors
 from profiler.packages import need
 from profiler.patching import patched
 from profiler.quant.checkpoints import gguf_format, published_format
 from profiler.quant.registry import FORMATS
+
+# Dtypes with several weights per element. int64 is not one of them: positions use it.
+_PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 
 
 def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lambda _: 0) -> LoadedModel:
@@ -32,21 +35,19 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
     """
     need("accelerate", "loading a model")
     start_s = now_s()
-    with quiet_libraries():
+    with quiet_libraries(), model_errors(f"{request.source.name} does not load"):
         try:
             if request.weights == "random":
                 (module, placement), fit = build_random(request, config, other_bytes_of), CheckpointFit()
             else:
                 module, placement, fit = _load_checkpoint(request, config, other_bytes_of)
-        except (RequestError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and request.source.path is None:
-                raise ModelError(
-                    f"no checkpoint of {request.source.hub_id} is in the local cache, and the hub provides none"
-                    " (offline, gated, or without safetensors); use --weights random to build the model without one."
-                ) from error
-            raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
+        except OSError as error:
+            if request.source.path is not None:
+                raise
+            raise ModelError(
+                f"no checkpoint of {request.source.hub_id} is in the local cache, and the hub provides none"
+                " (offline, gated, or without safetensors); use --weights random to build the model without one."
+            ) from error
     if placement is not None and placement.folder is not None:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
@@ -77,10 +78,6 @@ def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str
     return published_format(config)
 
 
-# Dtypes with several weights per element. int64 is not one of them: positions use it.
-_PACKED_IN = (torch.int32, torch.int8, torch.uint8)
-
-
 def first_call(module: nn.Module, request: ModelRequest) -> float:
     """Run the very first forward pass, of one token, and return its seconds. Raises ModelError if it fails.
 
@@ -88,13 +85,9 @@ def first_call(module: nn.Module, request: ModelRequest) -> float:
     kernel, and compressed-tensors unpacks its weights.
     """
     start_s = now_s()
-    try:
-        with torch.inference_mode(), quiet_libraries():
-            module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=request.device))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{request.source.name} loads, but does not run: {first_line(error)}.") from error
+    failed = f"{request.source.name} loads, but does not run"
+    with model_errors(failed), torch.inference_mode(), quiet_libraries():
+        module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=request.device))
     clock_for(request.device).synchronize()
     return now_s() - start_s
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.loading.request import ModelRequest
+from profiler.loading.request import ModelRequest, model_errors
 from profiler.packages import need
-from profiler.patching import patched
+from profiler.patching import patched, switched
 from profiler.quant.bitsandbytes import import_bitsandbytes, settle_four_bit
 from profiler.quant.checkpoints import (
     PACKED_LINEARS,
@@ -102,10 +102,6 @@ def auto_class(config: Any) -> Any:
     )
 
 
-_FORMAT_LIBRARIES = ("bitsandbytes", "compressed-tensors", "torchao")
-"""Each reads checkpoints whose `quant_method` is the library's name."""
-
-
 def _plan_published_format(
     module: nn.Module, method: str, config: Any, as_run_here: bool, device: torch.device | None
 ) -> nn.Module:
@@ -113,9 +109,9 @@ def _plan_published_format(
 
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
-    if method in _FORMAT_LIBRARIES:
+    if method in ("bitsandbytes", "compressed-tensors", "torchao"):  # methods that have the name of their library
         need(method, f"a checkpoint stored as {method}")
-    try:
+    with model_errors(f"this checkpoint is stored as {method!r}, which cannot be planned here"):
         if method in PACKED_LINEARS:
             return plan_packed(module, method, form_options(config))
         if method == "bitsandbytes":
@@ -128,12 +124,6 @@ def _plan_published_format(
         if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must not download one for a GPU
             return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
-        ) from error
     settle_four_bit(module, device, "this checkpoint", "use the one that it was quantised from")
     return module
 
@@ -151,15 +141,15 @@ def quiet_libraries() -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as transformers_logging
 
-    had_bars, disabled = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
+    had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
-    logging.disable(logging.CRITICAL)
+    no_logs = switched(logging.disable, logging.CRITICAL, logging.root.manager.disable)
+    # transformers' GGUF reader uses tqdm directly and ignores the switch.
+    no_bars = patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable)
     try:
-        # transformers' GGUF reader uses tqdm directly and ignores the switch.
-        with warnings.catch_warnings(), patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable):
+        with no_logs, no_bars, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(disabled)
         if had_bars:
             transformers_logging.enable_progress_bar()

@@ -37,10 +37,6 @@ class Prompts:
     """The unequal lengths of the run's grid."""
 
     @property
-    def lens(self) -> list[int]:
-        return [len(prompt) for prompt in self.real]
-
-    @property
     def digest(self) -> str | None:
         """A short hash of the real prompts, by which a run is not resumed with others; None for random tokens."""
         return hashlib.sha256(repr(self.real).encode()).hexdigest()[:12] if self.real else None
@@ -65,9 +61,10 @@ class Prompts:
 
     def shape(self, new_tokens: int) -> list[int] | Ragged:
         """Return the lengths of the real prompts as a grid takes them: the one that all have, or unequal ones."""
-        if len(set(self.lens)) == 1:
-            return self.lens[:1]
-        return Ragged(str(self.name), tuple(Request(length, new_tokens) for length in self.lens))
+        lens = [len(prompt) for prompt in self.real]
+        if len(set(lens)) == 1:
+            return lens[:1]
+        return Ragged(str(self.name), tuple(Request(length, new_tokens) for length in lens))
 
 
 def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float) -> Prompts:

@@ -13,6 +13,9 @@ from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.quant.registry import FORMATS, library_of, quantise_modules
 
+# Standard deviation of the initial weights of most models in transformers (`initializer_range`).
+STD = 0.02
+
 
 def build_random(
     request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf
@@ -88,10 +91,6 @@ def _init_values(module: Any, owner: nn.Module) -> None:
     for param in dense:
         if param.is_floating_point() and param.sum().isnan():
             nn.init.normal_(param, std=STD) if param.dim() > 1 else nn.init.zeros_(param)
-
-
-# Standard deviation of the initial weights of most models in transformers (`initializer_range`).
-STD = 0.02
 
 
 def as_loaded(values: torch.Tensor) -> nn.Parameter:

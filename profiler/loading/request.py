@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,11 +11,11 @@ import torch
 from torch import nn
 
 from profiler.device.device import compute_capability
-from profiler.errors import RequestError
+from profiler.errors import ModelError, RequestError, first_line
 from profiler.loading.device_map import DeviceMap
 from profiler.loading.source import ModelSource
 from profiler.options import DTYPE_NAMES
-from profiler.quant.registry import PLAIN, Quant, QuantOptions, check_packed_dtype
+from profiler.quant.registry import PLAIN, Quant, QuantOptions
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
@@ -97,7 +98,6 @@ def in_16_bits(dtype: torch.dtype) -> torch.dtype:
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
     """Return the dtype of a model; `auto`: float32 on a CPU, 16 bits if quantised. Raises RequestError."""
     dtype = model_dtype(name, config)
-    check_packed_dtype(name, quant)
     if name != "auto":
         return dtype
     if quant != "none":
@@ -106,6 +106,17 @@ def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) ->
         return torch.float32
     no_bfloat16 = device.type == "cuda" and compute_capability(device) < (8, 0)
     return torch.float16 if dtype is torch.bfloat16 and no_bfloat16 else dtype
+
+
+@contextmanager
+def model_errors(failed: str) -> Iterator[None]:
+    """Raise an error within as a ModelError that begins with `failed`; RequestError and a lack of memory pass."""
+    try:
+        yield
+    except (RequestError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{failed}: {first_line(error)}.") from error
 
 
 def most_positions(config: Any) -> int | None:

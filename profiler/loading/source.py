@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from profiler.errors import ModelError, RequestError, first_line, near_misses
+from profiler.errors import ModelError, first_line, near_misses
 from profiler.units import visible
 
 if TYPE_CHECKING:
@@ -191,8 +191,6 @@ Weights = Literal["auto", "checkpoint", "random"]
 
 def resolve_weights(source: ModelSource, weights: str) -> Literal["checkpoint", "random"]:
     """Resolve `--weights`: `auto` is `random` for a preset or a folder without weights, else `checkpoint`."""
-    if weights not in get_args(Weights):
-        raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")
     if weights != "auto":
         return "random" if weights == "random" else "checkpoint"
     is_bare = source.kind == "folder" and source.path is not None and not weight_files(source.path)

@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.device.clock import now_s
-from profiler.errors import ModelError, RequestError, first_line
+from profiler.errors import ModelError
 from profiler.loading.config import pretrained_location
 from profiler.loading.load import first_call
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.random_weights import as_loaded
-from profiler.loading.request import LoadedModel, ModelRequest
+from profiler.loading.request import LoadedModel, ModelRequest, model_errors
 from profiler.packages import need
 from profiler.ranks.process_group import ProcessGroup
 
@@ -30,14 +30,9 @@ def load_share(request: ModelRequest, config: Any, group: ProcessGroup) -> tuple
     with quiet_libraries():
         share: Any = plan(request, copy.deepcopy(config))
         work = walk_rank(share, group.size, group.rank)
-        try:
+        with model_errors(f"{request.source.name} does not load over {group.size} ranks"):
             joined = _joined(share, request, group)
             _fill(share, joined)
-        except (RequestError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            name = request.source.name
-            raise ModelError(f"{name} does not load over {group.size} ranks: {first_line(error)}.") from error
     load_s = now_s() - start_s
     with group.together():
         first_call_s = first_call(joined, request)

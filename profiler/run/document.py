@@ -13,9 +13,11 @@ from profiler.device.device import software
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.overhead import OverheadSamples, overhead_of, overhead_seconds
 from profiler.facts.run_facts import DeviceFacts
+from profiler.grid.cells import Cell
 from profiler.json_document import view
 from profiler.loading.request import dtype_name
 from profiler.measure.subject import Subject
+from profiler.run.measure import Session
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import device_warnings, model_warnings
@@ -101,9 +103,10 @@ def opening(
     )
 
 
-def closing(document: RunDocument, subject: Subject, stages: Stages, ended: BaseException | None) -> RunDocument:
+def closing(session: Session, ended: BaseException | None, unreached: tuple[Cell, ...]) -> RunDocument:
     """Return run.json with what is known only at the end; `ended` ended the measuring before its time."""
-    engines, source = subject.engines, subject.machine.source
+    document, stages = session.document, session.stages
+    engines, source = session.subject.engines, session.subject.machine.source
     breaks = {name: engine.graph_breaks for name, engine in engines.items() if engine.graph_breaks is not None}
     skips = {name: engine.graph_skips for name, engine in engines.items() if engine.graph_skips is not None}
     for why in dict.fromkeys(source.failures.values()):
@@ -111,9 +114,11 @@ def closing(document: RunDocument, subject: Subject, stages: Stages, ended: Base
         stages.miss("telemetry", why, f"{names} cannot be read")
     return replace(
         document,
+        grid=replace(document.grid, unreached=unreached),
         engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
         health=replace(document.health, not_seen=source.missing),
         missing=tuple(stages.missing),
+        fallbacks=tuple(session.fallbacks),
         stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
         ended_by=str(ended or ""),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -80,7 +79,7 @@ def open_log(
         refuse_another(earlier, document)
         gathered = read_gathered(prepared.out)
     write_document(store.folder, document)
-    config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
+    config: dict[str, object] = prepared.config.to_dict()
     config.pop("_name_or_path", None)  # the path that it was read from
     write_config(store.folder, config)
     operators = {key: subject.operators_of(key) for key in prepared.grid.keys}

@@ -23,7 +23,7 @@ from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.schedule import Plan, Progress, Schedule, corners
+from profiler.measure.schedule import Progress, Schedule, corners
 from profiler.measure.sweep import RepetitionContext, Sweep, sweep
 from profiler.report.progress import Listener
 from profiler.run.document import closing, opening
@@ -116,9 +116,7 @@ def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
     except (DeviceError, KeyboardInterrupt) as error:
         ending.error = error
     unreached = skip_the_rest(session) if ending.error is None else ()
-    document = closing(session.document, session.subject, session.stages, ending.error)
-    grid = replace(document.grid, unreached=unreached)
-    ending.document = replace(document, grid=grid, fallbacks=tuple(session.fallbacks))
+    ending.document = closing(session, ending.error, unreached)
     write_document(session.prepared.out, ending.document)
 
 
@@ -182,22 +180,18 @@ def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) ->
     return RunBudget(machine, prepared.budget_s, effort.STANDARD, prepared.whole, without, further_runs)
 
 
-def _plan_of(session: Session) -> Plan:
-    return replace(
-        session.pace.plan(session.prepared.grid),
-        whole=session.prepared.whole,
-        late_s=_LATE_SHARE * session.budget.total_s,
-        tail_s=effort.STANDARD.tail_share * session.budget.total_s,
-        effort=effort.STANDARD,
-        ascending=session.prepared.doubled is not None,
-    )
-
-
 def time_cells(session: Session, sweep: Sweep) -> None:
     """Time the cells while the machine is watched, and try changes once each corner of the grid has a repetition."""
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
-    plan = _plan_of(session)
+    plan = replace(
+        session.pace.plan(grid),
+        whole=whole,
+        late_s=_LATE_SHARE * budget.total_s,
+        tail_s=effort.STANDARD.tail_share * budget.total_s,
+        effort=effort.STANDARD,
+        ascending=session.prepared.doubled is not None,
+    )
     if whole:
         budget.extend(Schedule(plan).whole_grid_s, with_trials=True)
     trials_s = budget.part_s(RunPart.TRIALS)

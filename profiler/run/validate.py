@@ -34,6 +34,8 @@ from profiler.store.document import LargerGrid, RunDocument
 from profiler.store.folder import read_document, read_results
 
 DEFAULT_BUDGET_S = 60.0
+# Where only prompts or only batch sizes are named, these are the others.
+_PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,6 @@ class PreparedRun:
         command = repeating(self.request, grid, self.options)
         prompts = replace(self.prompts, ragged=grid.ragged)
         return replace(self, grid=grid, prompts=prompts, command=command)
-
-
-# Where only prompts or only batch sizes are named, these are the others.
-_PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
 
 
 def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:

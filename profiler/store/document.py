@@ -15,7 +15,7 @@ from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import Cell, Grid, Phase
+from profiler.grid.cells import Cell, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
@@ -269,13 +269,8 @@ class RunDocument:
         """Parts that an error ended, not the budget."""
         return tuple(part for part in self.missing if not part.cut)
 
-    @property
-    def requested(self) -> Grid:
-        """The requested grid, with the run's engines."""
-        return view(Grid, self.grid, engines=self.engine.names)
 
-
-_ADAPTER = TypeAdapter(RunDocument)
+RUN_DOCUMENT = TypeAdapter(RunDocument)
 _NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
     "ceilings": {
@@ -287,9 +282,4 @@ _LEFT_OUT: Any = {
 
 
 def document_json(document: RunDocument) -> bytes:
-    return _ADAPTER.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"
-
-
-def document_of(content: Mapping[str, Any]) -> RunDocument:
-    """Validate a parsed run.json of the current schema. Raises pydantic's ValidationError."""
-    return _ADAPTER.validate_python(content)
+    return RUN_DOCUMENT.dump_json(document, indent=2, exclude=_LEFT_OUT) + b"\n"

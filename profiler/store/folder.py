@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from os import PathLike
@@ -20,9 +18,10 @@ from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.overhead import bounded_by_steps
 from profiler.facts.run_facts import Facts, ModelFacts
-from profiler.grid.cells import CellKey
+from profiler.grid.cells import CellKey, Grid
+from profiler.json_document import view
 from profiler.judge.cells import CELL_COLUMNS, CellResult
-from profiler.store.document import OLDEST_SCHEMA, SCHEMA_VERSION, RunDocument, document_of
+from profiler.store.document import OLDEST_SCHEMA, RUN_DOCUMENT, SCHEMA_VERSION, RunDocument
 from profiler.store.old_names import content_now, name_now
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
@@ -81,17 +80,6 @@ def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(CELL_COLUMNS))
 
 
-def cells_text(results: Sequence[CellResult]) -> str:
-    """Results as CSV text; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CELL_COLUMNS)
-    for result in results:
-        values = [getattr(result, name) for name in CELL_COLUMNS]
-        writer.writerow("" if isinstance(value, float) and math.isnan(value) else value for value in values)
-    return text.getvalue()
-
-
 def read_document(folder: Path) -> RunDocument:
     """Read run.json. Raises RunError if it is missing, damaged or from a newer version."""
     document_path = folder / RUN_FILE
@@ -109,7 +97,7 @@ def read_document(folder: Path) -> RunDocument:
                 f"{folder} was written by an older roofscope (schema {version}); read it with roofscope 0.3.0, or"
                 " measure again."
             )
-        return document_of(content)
+        return RUN_DOCUMENT.validate_python(content)
     except (ValidationError, ValueError, AttributeError, KeyError, TypeError, OSError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
@@ -138,12 +126,8 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
                 raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
             # Without empty texts, a field's default applies; an integer field takes no `.0`.
             texts = ({name: text for name in CELL_COLUMNS if (text := row.get(name))} for row in reader)
-            return tuple(
-                _RESULT.validate_python(
-                    {name: name_now(visible(text).removesuffix(".0")) for name, text in row.items()}
-                )
-                for row in texts
-            )
+            clean = ({name: name_now(visible(text).removesuffix(".0")) for name, text in row.items()} for row in texts)
+            return tuple(map(_RESULT.validate_python, clean))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {CELLS_FILE}: the run ended before its first cell.") from None
     except ValidationError as error:
@@ -181,7 +165,7 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
         **shared,
         model=document.model,
         device=document.device,
-        grid=document.requested,
+        grid=view(Grid, document.grid, engines=document.engine.names),
         ceilings=merged.latest(Ceilings) or document.ceilings.ceilings,
         operators=operators,
         graph_engines=frozenset(document.engine.replay_as_graph),

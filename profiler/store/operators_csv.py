@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -50,18 +49,16 @@ _PHASES: dict[str, Phase] = {phase: phase for phase in PHASES}
 _AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes")
 
 
-def operators_csv(facts: Facts) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def table_rows(facts: Facts) -> Iterator[dict[str, object]]:
+    """Yield the rows of operators.csv, with the values of `OPERATOR_COLUMNS` by name."""
     memory_bytes_per_s = facts.ceilings.memory_bytes_per_s
     compute_flops_per_s = cache(facts.ceilings.compute_flops_per_s)
-    writer.writerow(OPERATOR_COLUMNS)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
         cell_columns = columns_of(key)
         for item in operators:
             replay = replays.get(item.operator)
-            row = {
+            yield {
                 **cell_columns,
                 "operator": item.operator,
                 "group": item.group,
@@ -75,8 +72,6 @@ def operators_csv(facts: Facts) -> str:
                 "redundant_bytes_by_cause": json.dumps(item.redundant_bytes) if item.redundant_bytes else "",
                 "redundant_flops_by_cause": json.dumps(item.redundant_flops) if item.redundant_flops else "",
             }
-            writer.writerow(row[name] for name in OPERATOR_COLUMNS)
-    return text.getvalue()
 
 
 def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
@@ -104,9 +99,8 @@ def operator_rows(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]
 
 
 def _key(row: Mapping[str, str]) -> CellKey:
-    sizes = ("batch_size", "prompt_len", "context_len", "new_tokens")
-    batch, prompt_len, context_len, new_tokens = (int(row[name]) for name in sizes)
-    return CellKey.at(_PHASES[row["phase"]], batch, prompt_len, context_len, new_tokens, row["engine"])
+    sizes = {name: int(row[name]) for name in ("batch_size", "prompt_len", "context_len", "new_tokens")}
+    return CellKey.at(_PHASES[row["phase"]], **sizes, engine=row["engine"])
 
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:

@@ -29,11 +29,7 @@ for _module in pkgutil.iter_modules(facts.__path__, f"{facts.__name__}."):
 _LEFT = ("after_silence", "fresh_start", "queue", "ranks")
 """Kinds of facts that older versions stored and nothing reads any more; a tuple, since a damaged kind may be a list."""
 _CELL = tuple(item.name for item in fields(Cell))
-
-
-@cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(Fact.kinds[kind])
+_adapter = cache(TypeAdapter)
 
 
 def line_of(fact: Fact) -> str:
@@ -48,8 +44,8 @@ def line_of(fact: Fact) -> str:
 def fact_of(record: Mapping[str, Any]) -> Fact:
     """The fact of a parsed line. Raises ValidationError, KeyError or TypeError if the record is not a fact."""
     values = dict(record)
-    kind = values.pop("kind")
-    names = {item.name for item in fields(cast(Any, Fact.kinds[kind]))}
+    kind: Any = Fact.kinds[values.pop("kind")]
+    names = {item.name for item in fields(kind)}
     if "key" in names or "cell" in names:
         cell = {name: values.pop(name) for name in _CELL if name in values}
         if "key" in names:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
+import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from profiler.errors import RunError
 from profiler.facts.fact import Fact
 from profiler.facts.run_facts import Facts
-from profiler.judge.cells import CellResult
+from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import RunDocument, document_json
-from profiler.store.folder import CELLS_FILE, CONFIG_FILE, RUN_FILE, cells_text
-from profiler.store.operators_csv import OPERATORS_FILE, operators_csv
+from profiler.store.folder import CELLS_FILE, CONFIG_FILE, RUN_FILE
+from profiler.store.operators_csv import OPERATOR_COLUMNS, OPERATORS_FILE, table_rows
 from profiler.store.samples import SAMPLES_FILE, line_of
 
 
@@ -82,11 +84,21 @@ def write_document(folder: Path, document: RunDocument) -> None:
 
 
 def write_cells(folder: Path, results: Sequence[CellResult]) -> None:
-    replace_file(folder / CELLS_FILE, cells_text(results))
+    """Replace cells.csv; unknown numbers (NaN) are empty."""
+    rows = ([getattr(result, name) for name in CELL_COLUMNS] for result in results)
+    known = (["" if value != value else value for value in row] for row in rows)
+    _replace_table(folder / CELLS_FILE, CELL_COLUMNS, known)
 
 
 def write_operators(folder: Path, facts: Facts) -> None:
-    replace_file(folder / OPERATORS_FILE, operators_csv(facts))
+    rows = ([row[name] for name in OPERATOR_COLUMNS] for row in table_rows(facts))
+    _replace_table(folder / OPERATORS_FILE, OPERATOR_COLUMNS, rows)
+
+
+def _replace_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    replace_file(path, text.getvalue())
 
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:

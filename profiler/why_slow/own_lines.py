@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from profiler.device.clock import OwnTime, now_s
+from profiler.device.clock import core_timer, now_s
 from profiler.why_slow.call_record import users_file
 from profiler.why_slow.observations import OwnLine
 from profiler.why_slow.recorder import Recorder
@@ -51,7 +51,7 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
     Samples do not wait for a call's end: code that runs for less than the time between two of them is seen as often as
     its share of the time. `seconds` has them by (line, function), and by what the line calls.
     """
-    main, timer, draw = threading.main_thread().ident or 0, OwnTime(), random.Random(0)
+    main, timer, draw = threading.main_thread().ident or 0, core_timer(), random.Random(0)
     usual_s, last_s = sys.getswitchinterval(), now_s()
     while going:
         time.sleep(draw.uniform(0.5, 1.5) * _EVERY_S)
@@ -66,7 +66,7 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
             where, function, calls = place
             seconds[where, function][calls] += spent_s
     sys.setswitchinterval(usual_s)
-    recorder.noting_s += timer.core_seconds()
+    recorder.noting_s += timer()
 
 
 def _place(frame: FrameType | None) -> tuple[str, str, str] | None:

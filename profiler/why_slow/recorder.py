@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler.device.clock import OwnTime, clock_for, now_s
+from profiler.device.clock import clock_for, core_timer, now_s
 from profiler.device.contention import ForeignLoad, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
@@ -111,13 +111,13 @@ class Recorder:
             return self._forward(outer, run)
         if self.here.in_call:
             return run()
-        timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
+        timer, noted, streamed = core_timer(), None, contextlib.ExitStack()
         with self._errors_counted():
             noted = self._note(watched, model, run, compiled is not None)
             if (streamer := run.keywords.get("streamer")) is not None:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 streamed.callback(replace_attribute(streamer, "put", put))
-        self.noting_s += timer.core_seconds()
+        self.noting_s += timer()
         self.here.noted = noted
         if noted is not None and watched.in_threads:
             self._in_threads[id(model)] = noted

@@ -146,7 +146,7 @@ def test_own_time_is_that_on_a_core_and_no_longer_than_the_clocks(
 ) -> None:
     monkeypatch.setattr(clock, "now_s", Mock(side_effect=[10.0, 10.0 + wall_s]))
     monkeypatch.setattr(clock, "thread_time", Mock(side_effect=[1.0, 1.0 + core_s]))
-    assert clock.OwnTime().core_seconds() == 2.0
+    assert clock.core_timer()() == 2.0
 
 
 def test_a_step_uses_no_deprecated_name() -> None:

@@ -108,7 +108,7 @@ def test_a_checkpoint_of_another_depth_gives_a_warning(tmp_path: Path, layers: i
     model.config.save_pretrained(tmp_path)
     fit = loaded(tmp_path).fit
     assert (len(fit.missing), len(fit.unused)) == (missing, unused)
-    warnings = fit_warnings(fit)
+    warnings = list(fit_warnings(fit))
     assert len(warnings) == (layers != 2)
     assert all("9 tensors (first: model.layers." in line for line in warnings)
 
