@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiler.counting.floor import DENSE_BYTES, bytes_per_weight
-from profiler.counting.operators import Experts, Linear, Operator
+from profiler.counting.operators import Collective, Experts, Linear, Operator
 from profiler.counting.preset_counts import CountedModel, Dtype
 from profiler.quant.stored_formats import StoredFormat, stored_format
 
@@ -16,10 +16,19 @@ def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
         return counted
     work, is_mixture = counted.work, bool(counted.work.of_kind(Experts))
     operators = [_packed(each, form, counted.dtype, is_mixture=is_mixture) for each in work.operators]
-    pairs = zip(work.operators, operators, strict=True)
-    saved = sum((old.count - old.repeats) * (_weight_bytes(old) - _weight_bytes(new)) for old, new in pairs)
-    weight_bytes = round(work.params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
+    saved = sum(map(_own_bytes, work.operators)) - sum(map(_own_bytes, operators))
+    weight_bytes = round(_params(counted) * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
     return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
+
+
+def _params(counted: CountedModel) -> float:
+    """The parameters that are counted: of one rank, those in its bytes, as its `work.params` are the whole model's."""
+    work, itemsize = counted.work, Dtype(counted.dtype).itemsize
+    if not work.of_kind(Collective):
+        return work.params
+    matrices = (*work.of_kind(Linear), *work.of_kind(Experts))
+    unpacked = (_own_bytes(each) * (itemsize / bytes_per_weight(each) - 1) for each in matrices)
+    return (counted.weight_bytes + sum(unpacked)) / itemsize
 
 
 def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: bool) -> Operator:
@@ -36,10 +45,11 @@ def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: b
     return replace(operator, weight=weight, dtype=matmuls)
 
 
-def _weight_bytes(operator: Operator) -> int:
+def _own_bytes(operator: Operator) -> int:
+    own = operator.count - operator.repeats
     if isinstance(operator, Experts):
-        return operator.num_experts * operator.expert_bytes
-    return operator.weight.weight_bytes if isinstance(operator, Linear) else 0
+        return own * operator.num_experts * operator.expert_bytes
+    return own * operator.weight.weight_bytes if isinstance(operator, Linear) else 0
 
 
 _OTHERS = {"all": "a mean of all", "linears": "the head and the embedding tables in 16", "experts": "all others in 16"}

@@ -179,6 +179,16 @@ def test_llama_sends_two_sums_per_layer() -> None:
     assert 2 * counted.work.model_flops == whole.work.model_flops
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "params", "norms"),
+    [("llama-3.1-70b", 2, 70_553_706_496, 161 * 8192), ("mixtral-8x7b", 4, 46_702_792_704, 65 * 4096 + 32 * 8 * 4096)],
+)
+def test_a_rank_holds_its_part_of_the_stored_weights(model: str, ranks: int, params: int, norms: int) -> None:
+    """In 4.85 bits, 42.8 GB of Llama-3.1-70B are 21.4 GB on each of two ranks; each has all norms and routers."""
+    share = count(model, quant="4.85 bits", tp=ranks).tp
+    assert share.weight_bytes == pytest.approx(((params - norms) / ranks + norms) * 4.85 / 8, rel=1e-6)
+
+
 def test_fewer_kv_heads_than_ranks_are_copied() -> None:
     share = count("llama-3.1-8b", prompt=512, tp=16).tp
     assert share.replicated_kv_heads == 8
