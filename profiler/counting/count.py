@@ -32,7 +32,7 @@ from profiler.grid.ranges import beyond_positions
 from profiler.json_document import Document
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
-from profiler.loading.meta_model import build_on_meta
+from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
@@ -357,8 +357,10 @@ def _on_meta(
     if stored_format(quant):  # its weights are dense there, in 16 bits if the model's own dtype is wider
         quant, rented = "none", True
     if ranks != 1:
-        check_cut(ranks, source, quant)
+        check_cut(ranks, source)
     config = counted_config(load_config(source, trust_remote_code), dtype != "auto")
+    if ranks != 1 and quant != "none":  # a rank's weights are packed once they are cut
+        config, quant = as_dense_config(config), "none"
     kind = model_dtype(dtype, config)
     if rented and dtype == "auto":
         kind = in_16_bits(kind)
@@ -374,7 +376,8 @@ def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Qu
     form = stored_format(quant)
     # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
     supports_sdpa = getattr(module, "_supports_sdpa", True)
-    work = walk(module) if ranks == 1 else walk_rank(module, ranks)
+    with quiet_libraries(), torch.device("meta"):
+        work = walk(module) if ranks == 1 else walk_rank(module, ranks, quant="none" if form else quant)
     weight_bytes = planned_weight_bytes(module)
     is_packed = (quant == "none" or form) and weight_bytes < _PACKED * work.params * dtype.itemsize
     counted = CountedModel(

@@ -12,6 +12,7 @@ import sharded
 import torch
 from transformers import DeepseekV3Config, LlamaConfig
 
+from profiler.count.grid import next_step
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.model_numbers import model_numbers
@@ -187,6 +188,22 @@ def test_a_rank_holds_its_part_of_the_stored_weights(model: str, ranks: int, par
     """In 4.85 bits, 42.8 GB of Llama-3.1-70B are 21.4 GB on each of two ranks; each has all norms and routers."""
     share = count(model, quant="4.85 bits", tp=ranks).tp
     assert share.weight_bytes == pytest.approx(((params - norms) / ranks + norms) * 4.85 / 8, rel=1e-6)
+
+
+def test_a_rank_is_packed_once_it_is_cut(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """SmolLM2-1.7B has 24 layers of width 2048. In int8 each weight takes a byte, and each output a scale of 4.
+
+    Columns are cut with their scales; o_proj and down_proj keep a scale for each of their 2048 outputs on every rank.
+    """
+    pytest.importorskip("bitsandbytes")
+    counted = count("smollm2-1.7b", quant="int8", tp=2)
+    sizes = {item.name.rpartition(".")[2]: item.weight_bytes for item in counted.operators}
+    assert sizes["q_proj"] == 24 * (2048 + 4) * 1024
+    assert sizes["o_proj"] == 24 * (1024 + 4) * 2048
+    assert sizes["down_proj"] == 24 * (4096 + 4) * 2048
+    [step] = next_step(counted, {"L4": True}, 512, 1, ranks=2).lines
+    assert step.endswith("place FILE --model smollm2-1.7b --quant int8 --gpu 'L4' --tp 2"), "run refuses it"
+    assert "cannot be split" in roofscope("run", "smollm2-1.7b", "--quant", "int8", "--tp", "2").err
 
 
 def test_fewer_kv_heads_than_ranks_are_copied() -> None:
