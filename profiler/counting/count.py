@@ -254,7 +254,7 @@ def count(
 
 
 def _note(source: ModelSource, published: str | None, counted: CountedModel, quant: Quant, longest: int) -> str:
-    own = source.preset.note if source.preset else ""
+    own = source.preset.note if source.preset and not stored_format(quant) else ""
     if not source.preset and quant == "none" and published and not counted.published:
         own = f"the weights are stored as {published}, and counted as transformers runs them: in {counted.dtype}"
     return "; ".join(filter(None, (own, stored_note(quant, counted), beyond_positions(counted.max_positions, longest))))

@@ -11,13 +11,23 @@ from profiler.quant.stored_formats import StoredFormat, stored_format
 
 
 def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
-    """Return a model with its weights in `form`, but for those left dense; as it was if it is published so."""
+    """Return a model with its weights in `form`, but for those left dense; as it was if it is published so.
+
+    Published experts keep their bits in a mean of all, if that leaves 4 to 16 bits to each other weight.
+    """
     if counted.published == form.name:
         return counted
-    work, is_mixture = counted.work, bool(counted.work.of_kind(Experts))
-    operators = [_packed(each, form, counted.dtype, is_mixture=is_mixture) for each in work.operators]
+    work, params, experts = counted.work, _params(counted), counted.work.of_kind(Experts)
+    expert_params = sum(_own_bytes(bank) / bytes_per_weight(bank) for bank in experts)
+    left_bits = (params * form.bits - 8 * sum(map(_own_bytes, experts))) / (params - expert_params)
+    kept = experts if counted.published and form.packs == "all" and 4 <= left_bits <= 16 else []
+    others = replace(form, bits=left_bits) if kept else form
+    operators = [
+        each if each in kept else _packed(each, others, counted.dtype, is_mixture=bool(experts))
+        for each in work.operators
+    ]
     saved = sum(map(_own_bytes, work.operators)) - sum(map(_own_bytes, operators))
-    weight_bytes = round(_params(counted) * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
+    weight_bytes = round(params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
     return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
 
 
@@ -60,7 +70,9 @@ def stored_note(quant: str, counted: CountedModel) -> str:
     experts = counted.work.of_kind(Experts)
     if form := stored_format(quant):
         packs = "linears" if form.packs == "experts" and not experts else form.packs
-        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}"
+        bits = 8 * bytes_per_weight(experts[0]) if experts and packs == "all" else form.bits
+        kept = f": the experts keep their published {bits:.3g}" if abs(bits / form.bits - 1) > 0.01 else ""
+        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}{kept}"
     if quant != "none" and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
         return f"{quant} leaves the experts in {counted.dtype}, as transformers does; nvfp4, awq or --bits packs them"
     return ""

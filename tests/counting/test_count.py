@@ -15,6 +15,7 @@ from transformers import DeepseekV3Config, LlamaConfig
 from profiler.count.grid import next_step
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
+from profiler.counting.floor import bytes_per_weight
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Experts, Linear
 from profiler.counting.tensor_parallel import walk_rank
@@ -113,6 +114,21 @@ def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type:
     out = roofscope("count", "gpt-oss-20b").out
     assert "experts as published: MXFP4" in out
     assert "--dtype bfloat16 counts them in 16 bits" in out
+
+
+def test_published_experts_keep_their_bits_in_a_mean() -> None:
+    """ggml-org/gpt-oss-20b-GGUF: 12.1 GB are 4.63 bits, the experts as published, and most others in q8_0 (8.5 bits).
+
+    An expert has 13,219,200 bytes and 8,640 biases of 2 bytes: 768 leave 8.596 bits to each of the 1.80 B others.
+    """
+    counted = count("gpt-oss-20b", quant="4.63 bits")
+    stored = {item.name.rpartition(".")[2]: item.weight_bytes for item in counted.operators}
+    assert stored["experts"] == 24 * 4 * (13_219_200 + 8640 * 2)
+    assert stored["q_proj"] == pytest.approx(24 * (2880 * 4096 * 8.596 / 8 + 4096 * 2), rel=1e-4)
+    assert counted.whole.weight_bytes == pytest.approx(12.1e9, rel=2e-3)
+    assert counted.note == "weights in 4.63 bits, a mean of all: the experts keep their published 4.26"
+    below = count("gpt-oss-20b", quant="4.2 bits")  # leaves 3.6 bits
+    assert next(bytes_per_weight(bank) for bank in below.whole.work.of_kind(Experts)) == pytest.approx(4.2 / 8)
 
 
 @pytest.mark.parametrize("option", [("--dtype", "bfloat16"), pytest.param(("--quant", "int8"), marks=pytest.mark.slow)])
