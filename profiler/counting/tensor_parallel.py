@@ -33,10 +33,7 @@ _KV_PROJECTIONS = ("k_proj", "v_proj")
 
 
 def walk_rank(model: Any, ranks: int, rank: int = 0, quant: Quant = "none") -> ModelWork:
-    """Return one rank's operators and collectives; `model`, on meta, becomes its share, and is then in `quant`.
-
-    Raises RequestError or ModelError.
-    """
+    """Return one rank's operators and collectives; `model`, on meta, becomes its share, packed. Raises RequestError."""
     check_ranks(model, ranks)
     named_collectives = list(_collectives(model, ranks))
     params = sum(param.numel() for param in model.parameters())

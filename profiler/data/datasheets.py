@@ -170,7 +170,8 @@ def gpu_called(name: str) -> Datasheet:
         names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
         more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
         raise RequestError(f"{name!r} may mean several GPUs. Which one: {names}{more}?")
-    raise _unknown(name, near_misses(name, [gpu.gpu for gpu in gpus()]))
+    near = near_misses(name, [gpu.gpu for gpu in gpus()])
+    raise RequestError(f"no GPU is called {name!r} in roofscope's table.{near} `roofscope gpus` lists them all.")
 
 
 def _with_memory(name: str) -> Datasheet | None:
@@ -194,10 +195,6 @@ def _with_memory(name: str) -> Datasheet | None:
     return replace(gpu, gpu=f"{gpu.gpu} {size}GB", memory_bytes=size << 30, usable_bytes=int(share * (size << 30)))
 
 
-def _unknown(name: str, near: str) -> RequestError:
-    return RequestError(f"no GPU is called {name!r} in roofscope's table.{near} `roofscope gpus` lists them all.")
-
-
 def _rows_called(name: str) -> list[Datasheet]:
     """The rows of a name. Raises RequestError for one that only the name of another product continues."""
     words = _distinctive(_products().get(_distinctive(name), name))
@@ -207,7 +204,7 @@ def _rows_called(name: str) -> list[Datasheet]:
     own = rows[0].gpu.lower().split() if len(rows) == 1 else []
     later = takewhile(lambda word: not any(_begins(word, start) for start in words), reversed(own))
     if not _OTHER_PRODUCT.isdisjoint(later):
-        raise _unknown(name, f" Did you mean {rows[0].gpu}?")
+        raise RequestError(f"no GPU is called {name!r} in roofscope's table. Did you mean {rows[0].gpu}?")
     return rows
 
 
