@@ -100,7 +100,8 @@ def _memory_notes(gpu: GpuFloors) -> Iterator[str]:
     if gpu.in_chunks.any():
         yield IN_CHUNKS
     if not gpu.runs.all():
-        has, least = scaled(gpu.ceilings.room_bytes, "B"), scaled(gpu.need.peak_bytes[~gpu.runs].min(), "B")
+        least_bytes = np.minimum(gpu.need.peak_bytes, gpu.served_bytes)[~gpu.runs].min()
+        has, least = scaled(gpu.ceilings.room_bytes, "B"), scaled(least_bytes, "B")
         yield f"does not fit: the GPU has {has}, and the least of these needs {least}; {NEEDS_LESS}"
 
 

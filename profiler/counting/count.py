@@ -275,15 +275,16 @@ def _gpu_row(
     work, nbytes = counted.work, counted.weight_bytes
     there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
     need = memory_need(work, nbytes, first, int(step.query + step.context - first.query - first.context), there)
-    needs_bytes, safe_bytes, in_chunks = float(need.peak_bytes), float(need.safe_bytes), False
+    needs_bytes, safe_bytes, how = float(need.peak_bytes), float(need.safe_bytes), ""
     if phase == "decode" and needs_bytes > gpu.room_bytes:
         served = need_in_chunks(work, nbytes, step.batch, max(1, int(step.context)), first.shared).safe_bytes
-        if served <= gpu.room_bytes:
-            needs_bytes, safe_bytes, in_chunks = float(served), 0.0, True
+        if served < needs_bytes:
+            needs_bytes, safe_bytes, how = float(served), 0.0, " even in chunks"
 
     def row_of(step: Step) -> GpuRow:
         operators = [as_value(operator, operator.name, operator.work(step, path)) for operator in work.operators]
-        return replace(floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes), in_chunks=in_chunks)
+        row = floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes, how)
+        return replace(row, in_chunks=bool(how) and row.needs_bytes <= row.room_bytes)
 
     row, one_s = row_of(step), row_of(replace(step, query=1, requested=1)).floor_s
     if not verify or row.floor_s is None or one_s is None:

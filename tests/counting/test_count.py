@@ -77,6 +77,8 @@ def test_a_context_beyond_the_models_own_limit_has_a_number_and_a_note() -> None
     assert [(row.in_chunks, bool(row.refusal)) for [row] in (at_limit.gpus, beyond.gpus, most.gpus)] == [
         (False, False), (True, False), (False, True)
     ]  # fmt: skip
+    assert 1 < most.gpus[0].needs_bytes / (4.97e9 + 262_144 * 147_456) < 1.03, "little more than weights and cache"
+    assert "needs 44.7 GB even in chunks" in most.gpus[0].refusal
     counted, ceilings = counted_model(resolve("qwen3-8b"), quant="4.85 bits"), ceilings_called("RTX 5090")
     assert counted.weight_bytes == round(8_190_735_360 * 4.85 / 8)
     [found] = model_numbers(counted, 512, (ceilings,)).gpus
