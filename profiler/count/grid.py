@@ -76,18 +76,19 @@ def next_step(
     counted: GridCount | StepCount, gpus: Mapping[str, bool], tokens: int | float, batch: int | float, ranks: int = 1
 ) -> Lines:
     """What to do next: name a GPU, find a larger one, or measure what the floors leave out. `gpus` says which fit."""
-    model = counted.model + flag_of(counted.quant)
+    model, tp = counted.model + flag_of(counted.quant), f" --tp {ranks}" if ranks > 1 else ""
+    runs = counted.quant in (("none",) if tp else FORMATS)  # `check_cut`
     gpu = next((name.removesuffix(", datasheet") for name, fits in gpus.items() if fits), "")
     if not gpus:
         step = "add --gpu, such as --gpu 'T4,H100 SXM', for the least time there"
-    elif not gpu and counted.quant not in FORMATS:
+    elif not gpu and not runs:
         step = "name a GPU with more memory; roofscope gpus lists them"
     elif not gpu:
         step = f"find a GPU on which it fits: roofscope rent {model}"
-    elif counted.quant not in FORMATS:
-        step = f"compare another tool's figures with the floor: roofscope place FILE --model {model} --gpu '{gpu}'"
+    elif not runs:
+        step = f"compare another tool's figures with the floor: roofscope place FILE --model {model} --gpu '{gpu}'{tp}"
     else:
-        shape = f"--prompt-lens {tokens or 1} --batch-sizes {batch}" + (f" --tp {ranks}" if ranks > 1 else "")
+        shape = f"--prompt-lens {tokens or 1} --batch-sizes {batch}{tp}"
         step = f"measure what the floor leaves out, on {gpu}: roofscope run {model} {shape}"
     return Lines([f"next: {step}"])
 
@@ -99,7 +100,8 @@ def _memory_notes(gpu: GpuFloors) -> Iterator[str]:
     if gpu.in_chunks.any():
         yield IN_CHUNKS
     if not gpu.runs.all():
-        has, least = scaled(gpu.ceilings.room_bytes, "B"), scaled(gpu.need.peak_bytes[~gpu.runs].min(), "B")
+        least_bytes = np.minimum(gpu.need.peak_bytes, gpu.served_bytes)[~gpu.runs].min()
+        has, least = scaled(gpu.ceilings.room_bytes, "B"), scaled(least_bytes, "B")
         yield f"does not fit: the GPU has {has}, and the least of these needs {least}; {NEEDS_LESS}"
 
 

@@ -32,7 +32,7 @@ from profiler.grid.ranges import beyond_positions
 from profiler.json_document import Document
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
-from profiler.loading.meta_model import build_on_meta
+from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
@@ -254,7 +254,7 @@ def count(
 
 
 def _note(source: ModelSource, published: str | None, counted: CountedModel, quant: Quant, longest: int) -> str:
-    own = source.preset.note if source.preset else ""
+    own = source.preset.note if source.preset and not stored_format(quant) else ""
     if not source.preset and quant == "none" and published and not counted.published:
         own = f"the weights are stored as {published}, and counted as transformers runs them: in {counted.dtype}"
     return "; ".join(filter(None, (own, stored_note(quant, counted), beyond_positions(counted.max_positions, longest))))
@@ -275,15 +275,16 @@ def _gpu_row(
     work, nbytes = counted.work, counted.weight_bytes
     there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
     need = memory_need(work, nbytes, first, int(step.query + step.context - first.query - first.context), there)
-    needs_bytes, safe_bytes, in_chunks = float(need.peak_bytes), float(need.safe_bytes), False
+    needs_bytes, safe_bytes, how = float(need.peak_bytes), float(need.safe_bytes), ""
     if phase == "decode" and needs_bytes > gpu.room_bytes:
         served = need_in_chunks(work, nbytes, step.batch, max(1, int(step.context)), first.shared).safe_bytes
-        if served <= gpu.room_bytes:
-            needs_bytes, safe_bytes, in_chunks = float(served), 0.0, True
+        if served < needs_bytes:
+            needs_bytes, safe_bytes, how = float(served), 0.0, " even in chunks"
 
     def row_of(step: Step) -> GpuRow:
         operators = [as_value(operator, operator.name, operator.work(step, path)) for operator in work.operators]
-        return replace(floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes), in_chunks=in_chunks)
+        row = floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes, how)
+        return replace(row, in_chunks=bool(how) and row.needs_bytes <= row.room_bytes)
 
     row, one_s = row_of(step), row_of(replace(step, query=1, requested=1)).floor_s
     if not verify or row.floor_s is None or one_s is None:
@@ -357,8 +358,10 @@ def _on_meta(
     if stored_format(quant):  # its weights are dense there, in 16 bits if the model's own dtype is wider
         quant, rented = "none", True
     if ranks != 1:
-        check_cut(ranks, source, quant)
+        check_cut(ranks, source)
     config = counted_config(load_config(source, trust_remote_code), dtype != "auto")
+    if ranks != 1 and quant != "none":  # a rank's weights are packed once they are cut
+        config, quant = as_dense_config(config), "none"
     kind = model_dtype(dtype, config)
     if rented and dtype == "auto":
         kind = in_16_bits(kind)
@@ -374,7 +377,8 @@ def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Qu
     form = stored_format(quant)
     # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
     supports_sdpa = getattr(module, "_supports_sdpa", True)
-    work = walk(module) if ranks == 1 else walk_rank(module, ranks)
+    with quiet_libraries(), torch.device("meta"):
+        work = walk(module) if ranks == 1 else walk_rank(module, ranks, quant="none" if form else quant)
     weight_bytes = planned_weight_bytes(module)
     is_packed = (quant == "none" or form) and weight_bytes < _PACKED * work.params * dtype.itemsize
     counted = CountedModel(

@@ -116,7 +116,7 @@ class GpuRow:
     bound: Literal["compute", "memory"] | None
     """The ceiling that limits the larger part of the floor."""
     needs_bytes: float
-    """Weights, KV cache and workspace: all tensors at their peak."""
+    """Weights, KV cache and workspace: all tensors at their peak, or the least in chunks if that does not fit."""
     safe_bytes: float
     """The bytes with which the step runs, in whatever pieces free memory is."""
     room_bytes: int
@@ -134,9 +134,12 @@ class GpuRow:
 
 
 def floor_on(
-    card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float = 0.0
+    card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float, how: str = ""
 ) -> GpuRow:
-    """Return the floor on a GPU of these operators of a model of `dtype`; float16 stands for a missing bfloat16."""
+    """Return the floor on a GPU of these operators of a model of `dtype`; float16 stands for a missing bfloat16.
+
+    `how` is what a refusal says of `needs_bytes`.
+    """
     if dtype == "bfloat16" and card.peak_bf16_flops_per_s is None:
         dtype = "float16"
     peak, room_bytes = card.peak_flops_per_s(dtype), card.room_bytes
@@ -145,7 +148,7 @@ def floor_on(
         refusal = f"{card.gpu}: the datasheet table has no {dtype} rate"
     elif needs_bytes > room_bytes:
         needs, free = scaled(needs_bytes, "B"), scaled(room_bytes, "B")
-        refusal = f"{card.gpu}: does not fit; the step needs {needs}, the GPU has {free} free; {NEEDS_LESS}"
+        refusal = f"{card.gpu}: does not fit; the step needs {needs}{how}, the GPU has {free} free; {NEEDS_LESS}"
     else:
         parts = ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or peak) for item in operators)
         floor = step_floor(parts, card.bandwidth_bytes_per_s)

@@ -5,21 +5,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiler.counting.floor import DENSE_BYTES, bytes_per_weight
-from profiler.counting.operators import Experts, Linear, Operator
+from profiler.counting.operators import Collective, Experts, Linear, Operator
 from profiler.counting.preset_counts import CountedModel, Dtype
 from profiler.quant.stored_formats import StoredFormat, stored_format
 
 
 def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
-    """Return a model with its weights in `form`, but for those left dense; as it was if it is published so."""
+    """Return a model with its weights in `form`, but for those left dense; as it was if it is published so.
+
+    Published experts keep their bits in a mean of all, if that leaves 4 to 16 bits to each other weight.
+    """
     if counted.published == form.name:
         return counted
-    work, is_mixture = counted.work, bool(counted.work.of_kind(Experts))
-    operators = [_packed(each, form, counted.dtype, is_mixture=is_mixture) for each in work.operators]
-    pairs = zip(work.operators, operators, strict=True)
-    saved = sum((old.count - old.repeats) * (_weight_bytes(old) - _weight_bytes(new)) for old, new in pairs)
-    weight_bytes = round(work.params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
+    work, params, experts = counted.work, _params(counted), counted.work.of_kind(Experts)
+    expert_params = sum(_own_bytes(bank) / bytes_per_weight(bank) for bank in experts)
+    left_bits = (params * form.bits - 8 * sum(map(_own_bytes, experts))) / (params - expert_params)
+    kept = experts if counted.published and form.packs == "all" and 4 <= left_bits <= 16 else []
+    others = replace(form, bits=left_bits) if kept else form
+    operators = [
+        each if each in kept else _packed(each, others, counted.dtype, is_mixture=bool(experts))
+        for each in work.operators
+    ]
+    saved = sum(map(_own_bytes, work.operators)) - sum(map(_own_bytes, operators))
+    weight_bytes = round(params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
     return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
+
+
+def _params(counted: CountedModel) -> float:
+    """The parameters that are counted: of one rank, those in its bytes, as its `work.params` are the whole model's."""
+    work, itemsize = counted.work, Dtype(counted.dtype).itemsize
+    if not work.of_kind(Collective):
+        return work.params
+    matrices = (*work.of_kind(Linear), *work.of_kind(Experts))
+    unpacked = (_own_bytes(each) * (itemsize / bytes_per_weight(each) - 1) for each in matrices)
+    return (counted.weight_bytes + sum(unpacked)) / itemsize
 
 
 def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: bool) -> Operator:
@@ -36,10 +55,11 @@ def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: b
     return replace(operator, weight=weight, dtype=matmuls)
 
 
-def _weight_bytes(operator: Operator) -> int:
+def _own_bytes(operator: Operator) -> int:
+    own = operator.count - operator.repeats
     if isinstance(operator, Experts):
-        return operator.num_experts * operator.expert_bytes
-    return operator.weight.weight_bytes if isinstance(operator, Linear) else 0
+        return own * operator.num_experts * operator.expert_bytes
+    return own * operator.weight.weight_bytes if isinstance(operator, Linear) else 0
 
 
 _OTHERS = {"all": "a mean of all", "linears": "the head and the embedding tables in 16", "experts": "all others in 16"}
@@ -50,7 +70,9 @@ def stored_note(quant: str, counted: CountedModel) -> str:
     experts = counted.work.of_kind(Experts)
     if form := stored_format(quant):
         packs = "linears" if form.packs == "experts" and not experts else form.packs
-        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}"
+        bits = 8 * bytes_per_weight(experts[0]) if experts and packs == "all" else form.bits
+        kept = f": the experts keep their published {bits:.3g}" if abs(bits / form.bits - 1) > 0.01 else ""
+        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}{kept}"
     if quant != "none" and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
         return f"{quant} leaves the experts in {counted.dtype}, as transformers does; nvfp4, awq or --bits packs them"
     return ""

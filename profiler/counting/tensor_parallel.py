@@ -18,7 +18,7 @@ from profiler.data.links import CollectiveKind
 from profiler.errors import RequestError
 from profiler.loading.source import ModelSource
 from profiler.quant.checkpoints import published_format
-from profiler.quant.registry import Quant
+from profiler.quant.registry import Quant, quantise_modules
 
 # The dimension of a matrix [..., out, in] that each style of a plan cuts (transformers 5.23,
 # distributed/tensor_parallel.py).
@@ -32,13 +32,13 @@ _GATHERS = {"colwise_gather_output", "colwise_rep", "embedding_colwise"}
 _KV_PROJECTIONS = ("k_proj", "v_proj")
 
 
-def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:
-    """Return one rank's operators and collectives; `model`, on meta, becomes its share. Raises RequestError."""
+def walk_rank(model: Any, ranks: int, rank: int = 0, quant: Quant = "none") -> ModelWork:
+    """Return one rank's operators and collectives; `model`, on meta, becomes its share, packed. Raises RequestError."""
     check_ranks(model, ranks)
     named_collectives = list(_collectives(model, ranks))
     params = sum(param.numel() for param in model.parameters())
     keep_share(model, ranks, rank)
-    work = walk(model)
+    work = walk(quantise_modules(model, quant, model.dtype))
     by_name = {operator.name: operator for operator in work.operators}
     counts = Counter[Collective]()
     for name, named in named_collectives:
@@ -50,8 +50,8 @@ def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:
     return replace(work, operators=work.operators + collectives, params=params, understood_params=understood)
 
 
-def check_cut(ranks: int, source: ModelSource, quant: Quant) -> None:
-    """Raises RequestError for GGUF files and quantised weights, which tensor parallelism does not support."""
+def check_cut(ranks: int, source: ModelSource, quant: Quant = "none") -> None:
+    """Raises RequestError for GGUF files and for weights in `quant`, which transformers does not split."""
     if source.kind == "gguf":
         raise RequestError(
             f"--tp {ranks}: transformers cannot split a GGUF file; use a hub id or a folder of safetensors."

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -21,6 +22,8 @@ _MOST_NAMES = 8
 _MEMORY = re.compile(r"\d+gb")
 _WITH_MEMORY = re.compile(r"(.+?)[\s_(-]*(\d+)\s?gb\)?", re.IGNORECASE)
 _COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "radeon", "apple", "intel", "generation"})
+# After the name of a product they make it another one.
+_OTHER_PRODUCT = frozenset({"ti", "super", "xt", "xtx", "gre", "d", "ada", "max", "max-q", "pro", "ultra", "laptop"})
 # Of a Mac with little memory its GPU may take less (`usable_source` of gpus.csv).
 _LITTLE_GIB, _SHARE_OF_LITTLE = 32, 2 / 3
 
@@ -148,9 +151,9 @@ def gpu_called(name: str) -> Datasheet:
     """Return the only row with this name, this driver's name, or these words in its name, in any case.
 
     The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
-    not within a number: T5 does not mean T5000. A memory size is not a name, but may follow that of a GPU which shares
-    its computer's memory: M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090, 7900xtx. Raises RequestError
-    for no match or several.
+    not within a number: T5 does not mean T5000, nor RTX 2080 the 2080 Ti. A memory size is not a name, but may follow
+    that of a GPU which shares its computer's memory: M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090,
+    7900xtx. Raises RequestError for no match or several.
     """
     if name.endswith(".json"):
         raise RequestError(f"{name}: profiles of GPUs were removed; name a GPU (`roofscope gpus` lists them).")
@@ -193,13 +196,16 @@ def _with_memory(name: str) -> Datasheet | None:
 
 
 def _rows_called(name: str) -> list[Datasheet]:
-    name = _products().get(name.lower().removeprefix("nvidia "), name)
-    return (
-        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
-        or called(name)
-        or [gpu for gpu in gpus() if _begins(gpu.gpu.lower(), name.lower())]
-        or [gpu for gpu in gpus() if _has_words(gpu.gpu.lower().split(), name.lower().split())]
-    )
+    """The rows of a name. Raises RequestError for one that only the name of another product continues."""
+    words = _distinctive(_products().get(_distinctive(name), name))
+    if rows := [gpu for gpu in gpus() if _distinctive(gpu.gpu) == words] or called(name):
+        return rows
+    rows = [gpu for gpu in gpus() if _has_words(gpu.gpu.lower().split(), words)]
+    own = rows[0].gpu.lower().split() if len(rows) == 1 else []
+    later = takewhile(lambda word: not any(_begins(word, start) for start in words), reversed(own))
+    if not _OTHER_PRODUCT.isdisjoint(later):
+        raise RequestError(f"no GPU is called {name!r} in roofscope's table. Did you mean {rows[0].gpu}?")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -209,9 +215,9 @@ class _Product:
 
 
 @cache
-def _products() -> dict[str, str]:
-    """The GPU in each computer that is sold under another name, by that name in lower case."""
-    return {row.product.lower(): row.gpu for row in rows_of("product_names.csv", _Product)}
+def _products() -> dict[tuple[str, ...], str]:
+    """The GPU in each computer that is sold under another name, by the words of that name."""
+    return {_distinctive(row.product): row.gpu for row in rows_of("product_names.csv", _Product)}
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:
@@ -232,7 +238,8 @@ def _joined(name: str) -> str:
 
 
 def _distinctive(name: str) -> tuple[str, ...]:
-    return tuple(word for word in name.lower().split() if word not in _COMMON_WORDS)
+    name = name.lower().split(" w/ ")[0]  # a processor and its graphics
+    return tuple(word for word in name.split() if word not in _COMMON_WORDS)
 
 
 def _begins(text: str, start: str) -> bool:

@@ -323,11 +323,11 @@ def steps_by_datasheet(
     Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
     no peak of the model's dtype.
     """
-    format_ = published_as(quant)
+    format_, floor = published_as(quant), f"`roofscope count MODEL --gpu '{sheet.gpu}'` gives the least time of a step."
     if format_ not in formats_of(engine):
-        raise RequestError(f"{sheet.gpu} has {no_basis(quant, engine)}")
+        raise RequestError(f"{sheet.gpu} has {no_basis(quant, engine)} {floor}")
     if why := obstacle_on(sheet, engine, format_, counted.published if quant == "none" else None):
-        raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
+        raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant. {floor}")
     peak, path = peak_of(sheet, format_, counted.dtype), ExecutionPath()
     if engine == "eager":
         path = ExecutionPath(attention=counted.attention, all_logits=not counted.work.keeps_last_logits)

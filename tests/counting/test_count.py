@@ -12,8 +12,10 @@ import sharded
 import torch
 from transformers import DeepseekV3Config, LlamaConfig
 
+from profiler.count.grid import next_step
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
+from profiler.counting.floor import bytes_per_weight
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Experts, Linear
 from profiler.counting.tensor_parallel import walk_rank
@@ -75,6 +77,8 @@ def test_a_context_beyond_the_models_own_limit_has_a_number_and_a_note() -> None
     assert [(row.in_chunks, bool(row.refusal)) for [row] in (at_limit.gpus, beyond.gpus, most.gpus)] == [
         (False, False), (True, False), (False, True)
     ]  # fmt: skip
+    assert 1 < most.gpus[0].needs_bytes / (4.97e9 + 262_144 * 147_456) < 1.03, "little more than weights and cache"
+    assert "needs 44.7 GB even in chunks" in most.gpus[0].refusal
     counted, ceilings = counted_model(resolve("qwen3-8b"), quant="4.85 bits"), ceilings_called("RTX 5090")
     assert counted.weight_bytes == round(8_190_735_360 * 4.85 / 8)
     [found] = model_numbers(counted, 512, (ceilings,)).gpus
@@ -112,6 +116,21 @@ def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type:
     out = roofscope("count", "gpt-oss-20b").out
     assert "experts as published: MXFP4" in out
     assert "--dtype bfloat16 counts them in 16 bits" in out
+
+
+def test_published_experts_keep_their_bits_in_a_mean() -> None:
+    """ggml-org/gpt-oss-20b-GGUF: 12.1 GB are 4.63 bits, the experts as published, and most others in q8_0 (8.5 bits).
+
+    An expert has 13,219,200 bytes and 8,640 biases of 2 bytes: 768 leave 8.596 bits to each of the 1.80 B others.
+    """
+    counted = count("gpt-oss-20b", quant="4.63 bits")
+    stored = {item.name.rpartition(".")[2]: item.weight_bytes for item in counted.operators}
+    assert stored["experts"] == 24 * 4 * (13_219_200 + 8640 * 2)
+    assert stored["q_proj"] == pytest.approx(24 * (2880 * 4096 * 8.596 / 8 + 4096 * 2), rel=1e-4)
+    assert counted.whole.weight_bytes == pytest.approx(12.1e9, rel=2e-3)
+    assert counted.note == "weights in 4.63 bits, a mean of all: the experts keep their published 4.26"
+    below = count("gpt-oss-20b", quant="4.2 bits")  # leaves 3.6 bits
+    assert next(bytes_per_weight(bank) for bank in below.whole.work.of_kind(Experts)) == pytest.approx(4.2 / 8)
 
 
 @pytest.mark.parametrize("option", [("--dtype", "bfloat16"), pytest.param(("--quant", "int8"), marks=pytest.mark.slow)])
@@ -177,6 +196,32 @@ def test_llama_sends_two_sums_per_layer() -> None:
     assert counted.tp.cache_bytes == 4 * 513 * 32 * 2 * 4 * 128 * 2  # 4 of 8 KV heads
     whole = count("llama-3.1-8b", batch=4, prompt=512)
     assert 2 * counted.work.model_flops == whole.work.model_flops
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "params", "norms"),
+    [("llama-3.1-70b", 2, 70_553_706_496, 161 * 8192), ("mixtral-8x7b", 4, 46_702_792_704, 65 * 4096 + 32 * 8 * 4096)],
+)
+def test_a_rank_holds_its_part_of_the_stored_weights(model: str, ranks: int, params: int, norms: int) -> None:
+    """In 4.85 bits, 42.8 GB of Llama-3.1-70B are 21.4 GB on each of two ranks; each has all norms and routers."""
+    share = count(model, quant="4.85 bits", tp=ranks).tp
+    assert share.weight_bytes == pytest.approx(((params - norms) / ranks + norms) * 4.85 / 8, rel=1e-6)
+
+
+def test_a_rank_is_packed_once_it_is_cut(roofscope) -> None:  # type: ignore[no-untyped-def]
+    """SmolLM2-1.7B has 24 layers of width 2048. In int8 each weight takes a byte, and each output a scale of 4.
+
+    Columns are cut with their scales; o_proj and down_proj keep a scale for each of their 2048 outputs on every rank.
+    """
+    pytest.importorskip("bitsandbytes")
+    counted = count("smollm2-1.7b", quant="int8", tp=2)
+    sizes = {item.name.rpartition(".")[2]: item.weight_bytes for item in counted.operators}
+    assert sizes["q_proj"] == 24 * (2048 + 4) * 1024
+    assert sizes["o_proj"] == 24 * (1024 + 4) * 2048
+    assert sizes["down_proj"] == 24 * (4096 + 4) * 2048
+    [step] = next_step(counted, {"L4": True}, 512, 1, ranks=2).lines
+    assert step.endswith("place FILE --model smollm2-1.7b --quant int8 --gpu 'L4' --tp 2"), "run refuses it"
+    assert "cannot be split" in roofscope("run", "smollm2-1.7b", "--quant", "int8", "--tp", "2").err
 
 
 def test_fewer_kv_heads_than_ranks_are_copied() -> None:

@@ -143,6 +143,12 @@ def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
     assert "compiled engines" in answer.how
 
 
+@pytest.mark.parametrize(("gpu", "bits"), [("M4 Max", 0.0), ("RX 7900 XTX", 4.85), ("Arc B580", 0.0)])
+def test_a_refused_gpu_has_a_floor(gpu: str, bits: float) -> None:
+    with pytest.raises(RequestError, match=f"`roofscope count MODEL --gpu '{gpu}'` gives the least time"):
+        forecast_on("smollm2-135m", gpu, ForecastRequest("64", "1", bits=bits))
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "options", "needs"),
     [
