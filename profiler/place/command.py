@@ -99,6 +99,7 @@ class _Setup:
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
         fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
         is_possible = figure.held.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
+        is_possible |= self.file.in_turn and self.file.stages is None  # more GPUs held it
         return "perhaps" if is_possible else "no"
 
 
@@ -139,13 +140,16 @@ def place(
     named = {value for figure in figures for name, value in figure.settings if name == "device"}
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
+    stages = file.stages or 1 if tp in (0, file.gpus) else 1
+    if file.in_turn:
+        gpus, stages = 1, tp or stages
     calls, form = _quantised_as(file, figures)
     counted, quant = _counted(source, requested, form)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
-    stages = file.stages if tp in (0, file.gpus) else 1
     if link and gpus == 1:
-        raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
+        which = f"{file.tool} holds layers in turn" if file.in_turn else "give their number with --tp"
+        raise RequestError(f"--link {link} is the link between several GPUs that share a step; {which}.")
     between = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
     shared, unknown_link = None, []
     if between:
@@ -165,8 +169,9 @@ def place(
     warnings = [*_doubts(setup, devices, figures, rows), *unknown_link, *doubts(rows)]
     if quant != requested:
         warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
-    if tp and file.gpus and tp != file.gpus:
-        warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
+    if tp and (said := file.stages if file.in_turn else file.gpus) not in (None, tp):
+        how = "held its layers" if file.in_turn else "shared each step"
+        warnings.append(f"the file says that {several(said or 1, 'GPU', 'GPUs')} {how}, not {tp}.")
     if left_out := len(shaped) - len(figures):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
         warnings.append(f"{count} ran with {_NO_LAYER}.")
@@ -338,10 +343,14 @@ def _doubts(
             what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+        more = "several GPUs (--tp N)"
+        if file.in_turn:
+            least = math.ceil(setup.needed_bytes(largest) / _FULLEST / free_bytes * setup.stages)
+            more = f"at least {least} GPUs that hold layers in turn, each with the ceilings of one"
         yield (
-            f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from several GPUs"
-            f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
-            " doubt, or not given, and floors assume that all of it fits."
+            f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from {more},"
+            f" another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in doubt, or not"
+            " given, and floors assume that all of it fits."
         )
 
 

@@ -89,6 +89,7 @@ _IN_COMMANDS = {
     "model's name": r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve"
     r"|lms (?:chat|load))[ =]+['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
     "quantization": r"\s--quantization[ =]+(\w\S*)",
+    "split_mode": r"\s(?:-sm|--split-mode)[ =]+(row|tensor|graph)",
     "gpus": r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)",
 }
 
@@ -105,8 +106,11 @@ def read_foreign(path: Path) -> ForeignFile:
             found = {name: {*re.findall(pattern, text[: 1 << 20])} for name, pattern in _IN_COMMANDS.items()}
             named = {name: values.pop() for name, values in found.items() if len(values) == 1}
             gpus = int(named.pop("gpus", 0)) or None
-            settings = file.settings if "precision" in file.settings else {**named, **file.settings}
-            return replace(file, name=str(path), gpus=file.gpus or gpus, settings=settings)
+            if "precision" not in file.settings:
+                file = replace(file, settings={**named, **file.settings})
+                if "split_mode" in named:  # the GPUs above a console's lines share each step
+                    file = replace(file, gpus=file.stages, stages=1)
+            return replace(file, name=str(path), gpus=file.gpus or gpus)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(

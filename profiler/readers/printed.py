@@ -136,9 +136,28 @@ _ABOVE = (
     *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}"),
     *("offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU"),
 )
+# Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
+_DEVICE = re.compile(
+    r"(?m)^(?:[\d.]+ I)?\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)"
+    r"(?P<name>[^|\n]+?)(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \|(?P<shares> uma: 1)?|$)"
+)
+_INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 _EXPERTS_ON_HOST = re.compile(r"\s(?:-cmoe|--cpu-moe|(?:-ncmoe|--n-cpu-moe) [1-9]|(?:-ot|--override-tensor) \S+=CPU)")
 # Of a request whose times come before.
 _TRAILING = {"draft_n", "draft_mean_len"}
+
+
+def gpus_in(text: str) -> list[str]:
+    """The GPUs that llama.cpp lists. Each run numbers them from 0: the last one counts."""
+    names: list[str] = []
+    for found in _DEVICE.finditer(text):
+        names = [*names[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
+    return names
+
+
+def used_of(gpus: Sequence[str]) -> list[str]:
+    """Those that run by default: all, but no integrated one beside others (src/llama.cpp)."""
+    return [name for name in gpus if not _INTEGRATED.search(name)] or list(gpus)
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
@@ -150,6 +169,9 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
     if _EXPERTS_ON_HOST.search(text):
         above["on_host"] = "experts"
+    gpus = used_of(gpus_in(text))
+    above |= {"machine.name": ", ".join(dict.fromkeys(name.removesuffix(" uma: 1") for name in gpus))}
+    above |= {"stages": str(len(gpus) or "")}
     above["slots"] = "several" if len({*re.findall(r"slot print_timing: id +(\d+)", text)}) > 1 else ""
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []

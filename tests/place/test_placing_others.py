@@ -149,6 +149,38 @@ def test_lines_above_a_table_name_its_gpus(lines: str, gpu: str, stages: int, tm
     assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
 
 
+EVAL = "eval time = 29100.0 ms / 500 runs"
+TWO = "".join(f"  Device {at}: NVIDIA GeForce RTX 3090, compute capability 8.6, VMM: yes\n" for at in (0, 1))
+HELD = "print_info: file size = 39.59 GiB (4.82 BPW)\n"
+HEAD = "| model | size | params | ngl | dev | test | t/s |\n| - | - | - | - | - | - | - |\n"
+DEV = HEAD + "| llama 70B | 39.59 GiB | 70.55 B | 99 | CUDA0/CUDA1 | tg500 | 17.182 ± 0.02 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "tp", "gpus", "said"),
+    [
+        (f"$ ollama run llama3.1:70b\neval count: 501 token\neval duration: 29.1s\neval rate: {501 / 29.1:.3f} token\n",
+         0, 1, "must come from at least 2 GPUs that hold layers in turn"),
+        (TWO + HELD + EVAL, 0, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (HELD + EVAL, 2, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (DEV, 0, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (DEV, 2, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (DEV, 3, 1, "says that 2 GPUs held its layers, not 3"),
+        (f"$ llama-cli -sm row\n{TWO}{HELD}{EVAL}", 0, 2, ""),
+        (f"$ llama-cli --split-mode row\n{HELD}{EVAL}", 2, 2, ""),
+        (f"$ llama-cli -sm row\n{HELD}{EVAL}", 0, 1, "several GPUs (--tp N)"),
+    ],
+)  # fmt: skip
+def test_layers_of_llama_cpp_are_held_in_turn(text: str, tp: int, gpus: int, said: str, tmp_path: Path) -> None:
+    """69.5 B weights of Llama-3.1-70B in 4.82 bits are 41.9 GB: 45 ms at 936 GB/s, 77 % of 58.2 ms; two share rows."""
+    (tmp_path / "f").write_text(text)
+    found = place(tmp_path / "f", "llama-3.1-70b", gpu="RTX 3090", tp=tp, prompt_lens="1")
+    [row] = found.rows
+    assert row.floor_s == pytest.approx(69.5e9 * 4.82 / 8 / 936e9 / gpus, rel=0.02)
+    assert said in " ".join(found.warnings)
+    assert [row.fits, "--tp" not in " ".join(found.warnings)] == ["--tp" not in said] * 2
+
+
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
     """-ngl 0,99 and -dev none: two rows are left out with a warning; a file with only such a row is refused."""
     host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}
