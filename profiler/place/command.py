@@ -42,7 +42,7 @@ _FULLEST = 1.02
 # published.
 _REST_BYTES = (0.25, 4.0)
 _FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
-_NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
+_NO_LAYER = "no layer on the GPU (backend CPU, n_gpu_layers 0 or devices none)"
 _LEAST_BITS = 4.0  # per weight; fewer are rare
 
 

@@ -57,7 +57,8 @@ def _of_machine(source: Source) -> Iterator[Record]:
     for row in ({_COLUMNS.get(name, name): value for name, value in row.items()} for row in source.records):
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
-        gpu_layers = 0 if row.get("devices") == "none" else int(layers) if layers.isdecimal() else None
+        is_host = row.get("devices") == "none" or {*str(row.get("backends")).split(",")} <= {"CPU", "BLAS"}
+        gpu_layers = 0 if is_host else int(layers) if layers.isdecimal() else None
         gpus, in_turn = _gpus(row, above), str(row.get("split_mode") or "layer") == "layer"
         settings = {name: value for name, value in row.items() if not _RESULTS.fullmatch(name)}
         names = dict.fromkeys(gpu.removesuffix(" uma: 1") for gpu in gpus if gpu_layers != 0)

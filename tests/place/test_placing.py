@@ -113,7 +113,7 @@ def test_decode_steps_that_include_the_prefill_are_reported(tmp_path: Path) -> N
 def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
     """A first repetition that takes 1.9 times as long as two others; one within the noise; only one other."""
     for samples, is_cold in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
-        path = changed(tmp_path / "file", "llama-bench.json", {"samples_ns": samples})
+        path = changed(tmp_path / "file", "llama-bench.json", {"backends": "CUDA", "samples_ns": samples})
         [row] = place(path, "smollm2-135m", gpu="T4").rows
         assert ("1.9 times as long as the others" in "; ".join(row.note)) == is_cold
 
@@ -141,9 +141,9 @@ def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., Any]) -> N
 
 
 def test_a_gpu_must_be_known_and_not_given_twice(roofscope: Callable[..., Any]) -> None:
-    refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
+    refused = roofscope("place", str(FILES / "table.csv"), "--model", "smollm2-135m")
     assert "Give --gpu NAME, or --here" in refused.err
-    both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
+    both = roofscope("place", str(FILES / "table.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
     assert both.code == 2
 
 

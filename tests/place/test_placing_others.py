@@ -182,15 +182,15 @@ def test_layers_of_llama_cpp_are_held_in_turn(text: str, tp: int, gpus: int, sai
 
 
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
-    """-ngl 0,99 and -dev none: two rows are left out with a warning; a file with only such a row is refused."""
+    """-ngl 0,99, -dev none and a build for the CPU: rows are left out; a file with only such a row is refused."""
     host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}
-    rows = ({"n_gpu_layers": 0, **host}, {"n_gpu_layers": 99}, {"devices": "none", **host})
+    rows = ({"n_gpu_layers": 0, **host}, {"n_gpu_layers": 99}, {"devices": "none", **host}, {"backends": "CPU", **host})
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b")
     [decode] = found.rows
     assert "n_gpu_layers 99" in decode.settings
     [doubt] = found.warnings
-    assert "2 figures are left out" in doubt
-    for row in (rows[0], rows[2]):
+    assert "3 figures are left out" in doubt
+    for row in (rows[0], *rows[2:]):
         with pytest.raises(RequestError, match="its figures are the host's"):
             place(llama_bench(tmp_path / "f", row), "llama-3.1-8b")
 
