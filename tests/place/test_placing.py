@@ -226,6 +226,8 @@ EVAL = "llama_perf_context_print: eval time = 20000.0 ms / 1000 runs ( 20 ms per
         ("ollama run llama3.1:8b-instruct-q8_0", 7.50 * 8.5008 / 8),
         ("vllm serve hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", 6.98 * 4.15625 / 8 + 1.05),
         ("vllm serve meta-llama/Llama-3.1-8B --quantization fp8", 6.98 + 1.05),
+        ("ollama run llama3.1:8b-instruct-fp16", 15.01), ("llama-cli -m Llama-3.1-8B-F16.gguf", 15.01),
+        ("llama-cli -m Llama-3.1-8B-bf16-Q8_0.gguf", 7.50 * 8.5008 / 8),
         ("llama-cli -m Llama-3.1-8B-UD-Q4_K_XL.gguf", None), ("vllm serve Llama-3.1-8B-GPTQ-Int8", None),
         ("llama-cli -m Llama-3.1-8B-Q8_0.gguf; llama-cli -m Llama-3.1-8B-Q4_0.gguf", None),
     ],
