@@ -28,7 +28,7 @@ from profiler.grid.ranges import parse_in_order
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
-from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
+from profiler.quant.stored_formats import StoredFormat, format_in, quant_of, stored_format
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -85,8 +85,15 @@ class _Setup:
         return self.weight_bytes(figure) + width * cache
 
     def knows_bits(self, figure: Figure) -> bool:
-        """Whether the file, the request or the checkpoint says in how many bits the weights were."""
-        return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
+        """Whether the file, the request or the checkpoint says in how many bits the weights were.
+
+        Files of llama.cpp and MLX pack what a checkpoint leaves dense; those of ollama's library do not.
+        """
+        published = stored_format(self.counted.published or "")
+        packs_more = self.file.packed_dtype and self.file.tool != "ollama"
+        leaves_more = published is not None and published.packs == "experts" and packs_more
+        is_published = self.counted.published is not None and not leaves_more
+        return figure.held.weight_bytes is not None or self.quant != "none" or is_published
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
@@ -145,6 +152,10 @@ def place(
         gpus, stages = 1, tp or stages
     calls, form = _quantised_as(file, figures)
     counted, quant = _counted(source, requested, form)
+    if bits and (published := counted_model(source, rented=True)).published:  # its experts keep their format
+        held = [replace(figure.held, weight_bytes=figure.held.weight_bytes or bits / 8) for figure in figures]
+        figures = [replace(figure, held=own) for figure, own in zip(figures, held, strict=True)]
+        counted = published
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     if link and gpus == 1:
@@ -329,11 +340,13 @@ def _doubts(
     too_fast = [row for row in unknown if row.regime is None and row.attained > 1 and row.bound == "memory"]
     if unknown and (calls or file.packed_dtype or too_fast):
         quantised = f"says that its weights were quantised ({', '.join(calls)})"
-        most = min((own_bits / row.attained for row in too_fast), default=0.0)
+        most = 0.0 if counted.published else min((own_bits / row.attained for row in too_fast), default=0.0)
         allowed = f" (by its times at most {significant(most, 2)} on {setup.under.device})" if most else ""
+        elsewhere = f"{counted.dtype} elsewhere, where llama.cpp's files have 8.5 bits"
+        dtype = f"{counted.published} in the experts and {elsewhere}" if counted.published else counted.dtype
         yield (
             f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
-            f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
+            f" {dtype}: give --bits or --quant, or the quantised model's own folder."
         )
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
         largest = max(outside, key=setup.needed_bytes)
@@ -388,4 +401,5 @@ def _stored(setup: _Setup, figures: Sequence[Figure]) -> str:
         split = f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
         if experts == rest:
             split = " (a mean: the weights that a token uses may be wider)"
-    return f"at the file's own {bits} bits per weight{split}, matmuls in {matmuls},"
+    whose = "" if counted.published and setup.quant != "none" else "the file's own "
+    return f"at {whose}{bits} bits per weight{split}, matmuls in {matmuls},"

@@ -267,6 +267,25 @@ def test_experts_in_a_published_format_keep_it() -> None:
     assert [row.spread for row in found.rows[2:4]] == pytest.approx([0.39 / 391.20, 15.07 / 380.31])
 
 
+def test_a_published_format_does_not_say_the_bits_beside_the_experts(tmp_path: Path) -> None:
+    """gpt-oss-20b in 16 bits beside the experts: 1.27 + 2.44 GB at 300 GB/s are 12.4 ms. In 4.63 bits, as above, 8.6.
+
+    ollama's files, and what vLLM reads, keep 16 bits.
+    """
+    path = tmp_path / "f"
+    path.write_text("llama-server -hf ggml-org/gpt-oss-20b-GGUF\neval time = 11600.0 ms / 1000 runs\n")
+    for bits, floor_s, regime in ((0.0, 12.4e-3, None), (4.63, 8.6e-3, "memory-bound")):
+        found = place(path, "gpt-oss-20b", gpu="L4", bits=bits, prompt_lens="1")
+        [row] = found.rows
+        assert (row.floor_s, row.regime) == (pytest.approx(floor_s, rel=0.02), regime)
+        assert ("mxfp4 in the experts and bfloat16 elsewhere" in " ".join(found.warnings)) == (not bits)
+    path.write_text("ollama run gpt-oss:20b\neval count: 101 token\neval rate: 70 token\n")
+    for unpacked in (path, table(tmp_path / "t", ("decode", 1, 1, 1, 0.0145))):
+        found = place(unpacked, "gpt-oss-20b", gpu="L4", prompt_lens="1")
+        assert found.rows[0].regime == "memory-bound"
+        assert "elsewhere" not in " ".join(found.warnings)
+
+
 def test_several_gpus_share_a_step() -> None:
     """Mixtral on eight H200: 25.8 GB of two experts per layer over 38.4 TB/s, 0.67 ms of 2.66; prompts have room."""
     file = FILES / "vllm-mixtral-before.json"
