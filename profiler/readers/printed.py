@@ -129,6 +129,7 @@ _CONSOLES = (
         "Time to First Token: {stats.time_to_first_token}s",
         "Prompt Tokens: {usage.prompt_tokens}",
         "Predicted Tokens: {usage.completion_tokens}",
+        "Accepted {stats.accepted_draft_tokens_count}/{stats.total_draft_tokens_count} draft",
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
@@ -144,7 +145,7 @@ _DEVICE = re.compile(
 _INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 _EXPERTS_ON_HOST = re.compile(r"\s(?:-cmoe|--cpu-moe|(?:-ncmoe|--n-cpu-moe) [1-9]|(?:-ot|--override-tensor) \S+=CPU)")
 # Of a request whose times come before.
-_TRAILING = {"draft_n", "draft_mean_len"}
+_TRAILING = {"draft_n", "draft_mean_len", "stats.total_draft_tokens_count"}
 
 
 def gpus_in(text: str) -> list[str]:

@@ -254,6 +254,9 @@ def processor(share: str) -> str:
         # Drafts of a request that was cut off belong to no other. 51 accepted tokens of 4.64 per step are 11 steps,
         # which wrote 60 tokens: the last one gave more than it wrote.
         (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "given": 60 / 11, "processed": 6.0}, ""),
+        # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
+        ("18.0 tok/sec • 300 tokens • 1.16s to first token • Accepted 176/492 draft tokens",
+         "decode", {"given": 299 / 123, "processed": 5.0, "seconds": 300 / 18 / 123}, ""),
         # A copy of LM Studio's window may have a line for each part.
         (text_of("lm-studio-window.txt").replace(" • ", "\n\n•\n\n"), "decode",
          {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),
