@@ -6,6 +6,7 @@ The figures get the shapes that the file leaves out, then the floors of what the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,9 @@ _FULLEST = 1.02
 _REST_BYTES = (0.25, 4.0)
 _FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
 _NO_LAYER = "no layer on the GPU (backend CPU, n_gpu_layers 0 or devices none)"
+# What tells no two GPUs apart, and what Apple's driver and blogs leave out.
+_NO_NAME = re.compile(r"\b(?:nvidia|geforce|amd|radeon|apple|intel|tesla|\d+ ?x)\b\s*|\s*\([^()]*\)")
+_SIZE = re.compile(r"( \d+-core)?( \d+ ?gb)?$")
 _LEAST_BITS = 4.0  # per weight; fewer are rare
 
 
@@ -332,8 +336,7 @@ def _doubts(
             this = short_count(counted.work.params)
             yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
     for device in devices:
-        names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
-        if not any(setup.gpu.lower() in name for name in names):
+        if not any(_is_called(setup.gpu, name) for name in device.split(", ")):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
     unknown = [row for figure, row in zip(figures, rows, strict=True) if not setup.knows_bits(figure)]
     own_bits = 8 * counted.weight_bytes / counted.work.params
@@ -365,6 +368,13 @@ def _doubts(
             f" another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in doubt, or not"
             " given, and floors assume that all of it fits."
         )
+
+
+def _is_called(gpu: str, device: str) -> bool:
+    """Whether a file's name of a device, which may lack the memory, means this GPU: a 4090 Laptop GPU is no 4090."""
+    listed = [sheet.gpu for sheet in datasheet.called(device)] or [device]
+    own, *names = (_NO_NAME.sub("", name.lower()) for name in (gpu, *listed))
+    return own in (*names, *(_SIZE.sub("", name) for name in names)) or _SIZE.sub("", own) in names
 
 
 def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[str], str]:

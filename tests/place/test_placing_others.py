@@ -181,6 +181,22 @@ def test_layers_of_llama_cpp_are_held_in_turn(text: str, tp: int, gpus: int, sai
     assert [row.fits, "--tp" not in " ".join(found.warnings)] == ["--tp" not in said] * 2
 
 
+@pytest.mark.parametrize(
+    ("device", "gpu", "is_same"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", True), ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090", False),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070", False), ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080", False),
+        ("Apple M4 Max", "M4", False), ("Apple M4 Max", "M4 Max 64GB", True), ("Apple M4 Max", "M4 Max 36GB", True),
+        ("NVIDIA GeForce RTX 3080", "RTX 3080 12GB", True), ("NVIDIA A100-SXM4-80GB", "A100 40GB SXM", False),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", "RX 7900 XTX", True), ("RTX 4090 24GB", "RTX 4090", True),
+        ("NVIDIA GeForce RTX 3060, NVIDIA GeForce RTX 3090", "RTX 3090", True),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_device_is_in_doubt(device: str, gpu: str, is_same: bool, tmp_path: Path) -> None:
+    found = place(llama_bench(tmp_path / "f", {"gpu_info": device}), "llama-3.1-8b", gpu=gpu)
+    assert (f"ran on {device}, not on" in " ".join(found.warnings)) != is_same
+
+
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
     """-ngl 0,99, -dev none and a build for the CPU: rows are left out; a file with only such a row is refused."""
     host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}
