@@ -72,6 +72,8 @@ class _Setup:
     """Bytes that a model may take of all GPUs; infinite if they are unknown."""
     link: tuple[ModelWork, Link] | None
     """The work of one of the GPUs that share each step, and the link between them; None if either is not known."""
+    nearest: Sequence[str]
+    """What llama-bench calls the model nearest to this one, if its file has several."""
 
     def weight_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights."""
@@ -101,10 +103,14 @@ class _Setup:
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
+        if figure.held.weights_on_host:
+            return "host"
+        if self.nearest and _named(figure) != self.nearest:
+            return "other"
         own_bytes, needed_bytes = self.weight_bytes(figure), self.needed_bytes(figure)
         missing_bytes = needed_bytes - _FULLEST * self.free_bytes
-        if figure.held.weights_on_host or missing_bytes <= 0:
-            return "perhaps" if figure.held.weights_on_host else "yes"
+        if missing_bytes <= 0:
+            return "yes"
         read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
@@ -137,13 +143,13 @@ def place(
     """
     file, source, requested = read_foreign(path), resolve(model), quant_of(quant, bits)
     shaped = _shaped(file.figures, batch_sizes, prompt_lens, new_tokens)
-    is_cpu = False
     if here:
         from profiler.device.device import resolve_device  # loads torch, as only --here needs
         from profiler.roofs.measure import here_ceilings
 
-        is_cpu = resolve_device("auto").type == "cpu"
-    figures = [figure for figure in shaped if is_cpu or figure.held.gpu_layers != 0]
+        if resolve_device("auto").type == "cpu":  # its memory is the host's
+            shaped = [replace(each, held=replace(each.held, gpu_layers=None, weights_on_host=False)) for each in shaped]
+    figures = [figure for figure in shaped if figure.held.gpu_layers != 0]
     if not figures:
         raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
     if not 0 <= tp <= (1 if here else _MOST_GPUS):
@@ -173,7 +179,9 @@ def place(
         except (RequestError, ModelError) as error:
             unknown_link = [f"the time of the link between {gpus} GPUs is not known: {error}"]
     name, free_bytes = sheet.gpu if sheet else under.device, (under.room_bytes or math.inf) * stages
-    setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared)
+    sized = [(abs(each.held.params / counted.work.params - 1), _named(each)) for each in figures if each.held.params]
+    nearest = min(sized, default=(0.0, []))[1]
+    setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared, nearest)
     figures = [_completed(setup, figure) for figure in figures]
     # Tools that pack no weights need not say so.
     floors, is_dense = _floors(setup, figures), not (file.packed_dtype or calls)
@@ -185,8 +193,7 @@ def place(
     if quant != requested:
         warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
     if tp and (said := file.stages if file.in_turn else file.gpus) not in (None, tp):
-        how = "held its layers" if file.in_turn else "shared each step"
-        warnings.append(f"the file says that {several(said or 1, 'GPU', 'GPUs')} {how}, not {tp}.")
+        warnings.append(f"the file says that it ran on {several(said or 1, 'GPU', 'GPUs')}, not on {tp}.")
     if left_out := len(shaped) - len(figures):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
         warnings.append(f"{count} ran with {_NO_LAYER}.")
@@ -331,7 +338,9 @@ def _doubts(
             " prompt in chunks may use more at a time."
         )
     yield from file.remarks
-    for own in sorted({figure.held.params for figure in figures if figure.held.params}):
+    if others := [" ".join(_named(figure)) for figure in figures if setup.fit(figure) == "other"]:
+        yield f"{len(others)} of {len(rows)} figures are of another model: {', '.join(sorted(set(others)))}."
+    for own in sorted({each.held.params for each in figures if each.held.params and setup.fit(each) != "other"}):
         if abs(own / counted.work.params - 1) > _SAME_PARAMS:
             this = short_count(counted.work.params)
             yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
@@ -351,7 +360,7 @@ def _doubts(
             f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {dtype}: give --bits or --quant, or the quantised model's own folder."
         )
-    if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
+    if outside := [each for each in figures if setup.fit(each) in ("perhaps", "no")]:
         largest = max(outside, key=setup.needed_bytes)
         what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
         if setup.weight_bytes(largest) <= free_bytes:
@@ -368,6 +377,11 @@ def _doubts(
             f" another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in doubt, or not"
             " given, and floors assume that all of it fits."
         )
+
+
+def _named(figure: Figure) -> list[str]:
+    """The words for the model in llama-bench's `qwen3 8B Q4_K - Medium`; empty if all figures have one name."""
+    return dict(figure.settings).get("precision", "").split()[:2]
 
 
 def _is_called(gpu: str, device: str) -> bool:

@@ -14,6 +14,7 @@ from foreign_files import FILES, changed, served
 
 from profiler.errors import RequestError
 from profiler.place.command import place
+from profiler.place.place import placed_section
 from profiler.readers.detect import FORMATS, read_foreign
 
 # Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
@@ -165,7 +166,7 @@ DEV = HEAD + "| llama 70B | 39.59 GiB | 70.55 B | 99 | CUDA0/CUDA1 | tg500 | 17.
         (HELD + EVAL, 2, 1, "it ran on 2 GPUs that hold layers in turn"),
         (DEV, 0, 1, "it ran on 2 GPUs that hold layers in turn"),
         (DEV, 2, 1, "it ran on 2 GPUs that hold layers in turn"),
-        (DEV, 3, 1, "says that 2 GPUs held its layers, not 3"),
+        (DEV, 3, 1, "says that it ran on 2 GPUs, not on 3"),
         (f"$ llama-cli -sm row\n{TWO}{HELD}{EVAL}", 0, 2, ""),
         (f"$ llama-cli --split-mode row\n{HELD}{EVAL}", 2, 2, ""),
         (f"$ llama-cli -sm row\n{HELD}{EVAL}", 0, 1, "several GPUs (--tp N)"),
@@ -212,15 +213,32 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
-    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit."""
+    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit.
+
+    16 GB in 9 ms are above the ceiling. If no figure has a share, nothing is left to measure on that GPU.
+    """
     big = {"model_size": 16_000_000_000}
     rows = [{"n_gpu_layers": 10, **big}, {"n_gpu_layers": 99, "n_cpu_moe": 8, **big}, {"n_gpu_layers": 99, **big}]
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
-    assert [row.fits for row in found.rows] == [True, True, True]
+    assert [(row.fits, row.no_share) for row in found.rows] == [*[(True, "partly on the host")] * 2, (True, "")]
+    assert [row.regime for row in found.rows] == [None, None, None]
     assert "the weights need 16.0 GB" in found.warnings[1]
     assert "10 of 32 layers were on the GPU" in "; ".join(found.rows[0].note)
     assert "another, lower ceiling" in "; ".join(found.rows[1].note)
     assert "lower ceiling" not in "; ".join(found.rows[2].note)
+    for part, ends in ((rows, "as they were"), (rows[:2], "roofscope count llama-3.1-8b --gpu NAME")):
+        placed = place(llama_bench(tmp_path / "f", *part), "llama-3.1-8b", gpu="RTX 3060 12GB")
+        assert placed_section(placed).blocks[-1].lines[-1].endswith(ends)
+
+
+def test_rows_of_another_model_have_no_share(tmp_path: Path) -> None:
+    """Three models in one table: of 8.03 B and 8.19 B parameters the latter are Qwen3-8B's, in two formats."""
+    models = (("llama 8B Q4_K - Medium", 8.03e9), ("qwen3 8B Q4_K - Medium", 8.19e9), ("qwen3 8B Q8_0", 8.19e9))
+    rows = [{"model_type": name, "model_n_params": params} for name, params in (*models, ("qwen3moe 30B.A3B", 30.5e9))]
+    found = place(llama_bench(tmp_path / "f", *rows), "qwen3-8b", gpu="RTX 4090")
+    assert [row.no_share for row in found.rows] == ["another model", "", "", "another model"]
+    assert [row.regime is None for row in found.rows] == [True, False, False, True]
+    assert found.warnings == ["2 of 4 figures are of another model: llama 8B, qwen3moe 30B.A3B."]
 
 
 def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:
