@@ -64,6 +64,21 @@ def test_a_row_that_was_cut_is_named(tmp_path: Path) -> None:
         assert "row 7 is cut or broken" in file.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("sign", "encoding"),
+    [*((sign, "utf-8") for sign in ("+-", "+/-", "┬▒", "Â±", "\ufffd", "卤")), ("±", "latin-1"), ("±", "utf-16")],
+)
+def test_a_sign_that_a_console_mangled_is_read(sign: str, encoding: str, tmp_path: Path) -> None:
+    """Code pages show the two bytes of `±` as other signs, or write it as one byte: 391.20 ± 0.39 tokens/s."""
+    file = read(TABLE.replace("±", sign), tmp_path / "f", encoding)
+    assert file.figures[2].time.spread == pytest.approx(0.39 / 391.20**2)
+    for not_a_spread in ("-", "–", "of", "/"):
+        with pytest.raises(RequestError, match="t/s is not a number"):
+            read(TABLE.replace("±", not_a_spread), tmp_path / "f")
+    with pytest.raises(RequestError, match="is not a text file"):
+        read(TABLE.replace("±", "\0"), tmp_path / "f")
+
+
 def test_a_csv_that_lost_rows_is_named(tmp_path: Path) -> None:
     """Of three rows the last one is cut in mid-write, or an open quote takes all rows after it."""
     head, row = "batch_size,prompt_len,new_tokens,latency_s\n", "1,64,32,0.02\n"
