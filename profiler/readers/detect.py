@@ -81,6 +81,8 @@ _REFUSED = (
     (r"Avg generation throughput:", "the log of a vLLM server", "`vllm bench serve --save-result`"),
     (r"gen throughput \(token/s\):", "the log of an SGLang server", "`sglang.bench_serving --output-file FILE`"),
     (r"(?:Prefill|Decode)\. .*latency:", "the screen of SGLang's bench_one_batch", "its option `--result-filename`"),
+    (r"NVIDIA AIPerf \| LLM Metrics", "the screen of AIPerf", "its file profile_export_aiperf.json"),
+    (r"NVIDIA GenAI-Perf \| LLM Metrics", "the screen of genai-perf", "its file profile_export_genai_perf.json"),
     (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
 )
 
@@ -99,7 +101,8 @@ def read_foreign(path: Path) -> ForeignFile:
     text, first = text_of(path), ""
     for group in sources_of(path, text):
         sources = [replace(each, records=visible_in(list(each.records))) for each in group if each.records]
-        first = first or next((", ".join(map(str, source.records[0])) for source in sources), "")
+        heads = [[str(name) for name in source.records[0] if str(name) in text] for source in sources]
+        first = first or next((", ".join(names) for names in heads if names), "")
         if file := _read(path, sources):
             if not file.figures:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
@@ -114,8 +117,8 @@ def read_foreign(path: Path) -> ForeignFile:
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(
-                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
-                f" with {CSV_COLUMNS}."
+                f"{path} is {what}, which does not say the whole shape of its figures; use {option}, or a CSV with"
+                f" {CSV_COLUMNS}."
             )
     has = f" (it has {escaped(first)[:120]})" if first else ""
     known = ", ".join(dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE))

@@ -139,7 +139,7 @@ def _unsaid(record: Record) -> Record:
 
 
 _DRAFTS = (
-    "predicted_n | usage.completion_tokens",
+    "predicted_n | usage.completion_tokens | stats.total_output_tokens",
     "draft_n_accepted | stats.accepted_draft_tokens_count | usage.accepted_draft_tokens_count",
     "draft_n | stats.total_draft_tokens_count | usage.total_draft_tokens_count",
 )
@@ -276,7 +276,7 @@ JSON_TOOLS = (
     replace(
         _OLLAMA,
         tool="llama.cpp",
-        has=("timings.predicted_ms | predicted_ms | prompt_ms | predicted_per_second",),
+        has=("timings.predicted_ms | predicted_ms | prompt_ms | predicted_per_second | progress_n",),
         more=_of_llama_cpp,
     ),
     replace(_OLLAMA, tool="LM Studio", has=("stats.tokens_per_second",), more=_of_llama_cpp),
@@ -291,7 +291,7 @@ JSON_TOOLS = (
     replace(
         _OLLAMA,
         tool="mlx_lm",
-        has=("generation_tps",),
+        has=("generation_tps | prompt_tps",),
         more=lambda record: _unsaid({**record, "on_gpu": 100}),  # it does not split a model
         packed_dtype="float16",
     ),

@@ -116,6 +116,7 @@ _CONSOLES = (
         "eval time = {predicted_ms} ms / {runs} runs",
         "( {draft_n_accepted} accepted / {draft_n} generated)",
         "generated), mean len = {draft_mean_len}",
+        "n_gen = {progress_n}, tg = {progress_per_second} t/s",
         "[ Prompt: {prompt_per_second} t/s | Generation: {predicted_per_second} t/s",
     ),
     (
@@ -145,6 +146,7 @@ _DEVICE = re.compile(
 _INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 _EXPERTS_ON_HOST = re.compile(r"\s(?:-cmoe|--cpu-moe|(?:-ncmoe|--n-cpu-moe) [1-9]|(?:-ot|--override-tensor) \S+=CPU)")
 # Of a request whose times come before.
+_PROGRESS = {"progress_n", "progress_per_second"}  # whose last line counts
 _TRAILING = {"draft_n", "draft_mean_len", "stats.total_draft_tokens_count"}
 
 
@@ -177,7 +179,7 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []
         for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):
-            if not requests or not found.keys().isdisjoint(requests[-1]):
+            if not requests or not (found.keys() - _PROGRESS).isdisjoint(requests[-1]):
                 if not found.keys().isdisjoint(_TRAILING):
                     continue
                 requests.append(dict(above))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -126,6 +127,11 @@ def test_what_cannot_be_read_names_the_option_that_writes_a_file(tmp_path: Path)
     for text, what in (((FILES / "vllm-log.txt").read_text(), "vLLM server.*--save-result"), (log, "SGLang server")):
         with pytest.raises(RequestError, match=f"log of an? {what}.* batch_size, prompt_len, new_tokens, tokens_per_s"):
             read(text, tmp_path / "f")
+    for tool, file in (("GenAI-Perf", "profile_export_genai_perf.json"), ("AIPerf", "profile_export_aiperf.json")):
+        with pytest.raises(RequestError, match=f"use its file {file}, or a CSV"):
+            read(f"   NVIDIA {tool} | LLM Metrics\n┃ Statistic ┃ avg ┃\n", tmp_path / "f")
+    with pytest.raises(RequestError, match="is not a known result file; use"):  # no names of its own
+        read("Prompt Tokens: 24\n", tmp_path / "f")
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
@@ -272,6 +278,14 @@ def processor(share: str) -> str:
         # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
         ("18.0 tok/sec • 300 tokens • 1.16s to first token • Accepted 176/492 draft tokens",
          "decode", {"given": 299 / 123, "processed": 5.0, "seconds": 300 / 18 / 123}, ""),
+        # A log of progress has several lines of a request: 101 tokens at 20 a second are 100 steps in 5.05 s.
+        ("n_gen = 50, tg = 19.0 t/s, tg_3s = 18.1 t/s\nn_gen = 101, tg = 20.0 t/s, tg_3s = 20.1 t/s", "decode",
+         {"seconds": 0.0505, "new_tokens": 101}, ""),
+        ("Prompt: 33898 tokens, 869.279 tokens-per-sec", "prefill", {"seconds": 33_898 / 869.279}, ""),
+        # `/api/v1/chat` of LM Studio: 24 tokens at 32 a second are 23 steps in 0.75 s.
+        (json.dumps({"stats": {"input_tokens": 59, "total_output_tokens": 24, "tokens_per_second": 32.0,
+                               "time_to_first_token_seconds": 0.117}}), "decode",
+         {"seconds": 0.75 / 23, "prompt_len": 59, "new_tokens": 24}, ""),
         # A copy of LM Studio's window may have a line for each part.
         (text_of("lm-studio-window.txt").replace(" • ", "\n\n•\n\n"), "decode",
          {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),
