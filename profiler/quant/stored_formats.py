@@ -67,9 +67,9 @@ def format_in(text: str) -> str | None:
 
 
 def quant_of(quant: str, bits: float) -> str:
-    """Return the name of the format that --quant or --bits asks for; 0 bits: none are given. Raises RequestError."""
+    """Return the name of the format that --quant, in any case, or --bits asks for; 0: no bits. Raises RequestError."""
     if not bits:
-        return quant
+        return quant.lower()
     if quant != "none":
         raise RequestError(f"--bits {bits:g} and --quant {quant} both say how weights are stored; give one of them.")
     if not 1 <= bits <= _MOST_BITS:

@@ -49,6 +49,9 @@ STEP = ("decode", 1, 1, 1, 1.0)
         (STEP, "llama-3.1-70b", {"quant": "nvfp4", "gpu": "GB10"}, (68.45e9 * 4.5 / 8 + 2.10e9) / 273e9),
         (STEP, "llama-3.1-70b", {"bits": 4.84, "gpu": "GB10"}, 69.50e9 * 4.84 / 8 / 273e9),
         (STEP, "qwen3-8b", {"quant": "Q4_K_M", "gpu": "M4 Max 64GB"}, 7.57e9 * 4.8944 / 8 / 546e9),
+        (STEP, "llama-3.1-8b", {"quant": "FP8", "gpu": "L4"}, (6.98e9 + 0.525e9 * 2) / 300e9),
+        # 5.65 GiB of 8.03 B weights are 6.04 bits.
+        (STEP, "qwen3-8b", {"quant": "q5_1", "gpu": "L4"}, 7.57e9 * 6.04 / 8 / 300e9),
         # 19.1 B x 4 of 32 experts in 4.25 bits, and 1.22 B in 16.
         (STEP, "gpt-oss-20b", {"quant": "mxfp4", "gpu": "L4"}, 3.70e9 / 300e9),
         # Packed bytes are not scaled again: 7.5 B weights in a file's own 4.5 bits, whatever is requested.
