@@ -188,14 +188,14 @@ def steps(commands: Path, work: Path, stack: Stack) -> tuple[list[Step], list[St
         command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
         first.append(Step(f"simulated {name}", command))
     pair = ["none", "static" if "bitsandbytes" in without else "nf4"]
-    csv = str(ROOT / "tests" / "data" / "foreign" / "llama-bench.csv")
+    table = str(ROOT / "tests" / "data" / "foreign" / "llama-bench-two-gpus.md")
     reading = (
         ["compare", *pair],
         ["report", *pair],
         ["judge", "one"],
         ["forecast", str(ROOT / "runs" / "reference" / "smollm2-135m-xeon")],
         ["export", "one", "--format", "parquet", "--out", "one.parquet"],
-        ["place", csv, "--model", "smollm2-135m", "--gpu", "T4"],
+        ["place", table, "--model", "gpt-oss-20b"],
     )
     return first, [Step(words[0], [roofscope, *words]) for words in reading]
 

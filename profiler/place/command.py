@@ -6,6 +6,7 @@ The figures get the shapes that the file leaves out, then the floors of what the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from profiler.grid.ranges import parse_in_order
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
-from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
+from profiler.quant.stored_formats import StoredFormat, format_in, quant_of, stored_format
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -42,7 +43,10 @@ _FULLEST = 1.02
 # published.
 _REST_BYTES = (0.25, 4.0)
 _FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
-_NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
+_NO_LAYER = "no layer on the GPU (backend CPU, n_gpu_layers 0 or devices none)"
+# What tells no two GPUs apart, and what Apple's driver and blogs leave out.
+_NO_NAME = re.compile(r"\b(?:nvidia|geforce|amd|radeon|apple|intel|tesla|\d+ ?x)\b\s*|\s*\([^()]*\)")
+_SIZE = re.compile(r"( \d+-core)?( \d+ ?gb)?$")
 _LEAST_BITS = 4.0  # per weight; fewer are rare
 
 
@@ -68,6 +72,8 @@ class _Setup:
     """Bytes that a model may take of all GPUs; infinite if they are unknown."""
     link: tuple[ModelWork, Link] | None
     """The work of one of the GPUs that share each step, and the link between them; None if either is not known."""
+    nearest: Sequence[str]
+    """What llama-bench calls the model nearest to this one, if its file has several."""
 
     def weight_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights."""
@@ -85,20 +91,32 @@ class _Setup:
         return self.weight_bytes(figure) + width * cache
 
     def knows_bits(self, figure: Figure) -> bool:
-        """Whether the file, the request or the checkpoint says in how many bits the weights were."""
-        return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
+        """Whether the file, the request or the checkpoint says in how many bits the weights were.
+
+        Files of llama.cpp and MLX pack what a checkpoint leaves dense; those of ollama's library do not.
+        """
+        published = stored_format(self.counted.published or "")
+        packs_more = self.file.packed_dtype and self.file.tool != "ollama"
+        leaves_more = published is not None and published.packs == "experts" and packs_more
+        is_published = self.counted.published is not None and not leaves_more
+        return figure.held.weight_bytes is not None or self.quant != "none" or is_published
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
+        if figure.held.weights_on_host:
+            return "host"
+        if self.nearest and _named(figure) != self.nearest:
+            return "other"
         own_bytes, needed_bytes = self.weight_bytes(figure), self.needed_bytes(figure)
         missing_bytes = needed_bytes - _FULLEST * self.free_bytes
-        if figure.held.weights_on_host or missing_bytes <= 0:
-            return "perhaps" if figure.held.weights_on_host else "yes"
+        if missing_bytes <= 0:
+            return "yes"
         read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
         fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
         is_possible = figure.held.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
+        is_possible |= self.file.in_turn and self.file.stages is None  # more GPUs held it
         return "perhaps" if is_possible else "no"
 
 
@@ -125,13 +143,13 @@ def place(
     """
     file, source, requested = read_foreign(path), resolve(model), quant_of(quant, bits)
     shaped = _shaped(file.figures, batch_sizes, prompt_lens, new_tokens)
-    is_cpu = False
     if here:
         from profiler.device.device import resolve_device  # loads torch, as only --here needs
         from profiler.roofs.measure import here_ceilings
 
-        is_cpu = resolve_device("auto").type == "cpu"
-    figures = [figure for figure in shaped if is_cpu or figure.held.gpu_layers != 0]
+        if resolve_device("auto").type == "cpu":  # its memory is the host's
+            shaped = [replace(each, held=replace(each.held, gpu_layers=None, weights_on_host=False)) for each in shaped]
+    figures = [figure for figure in shaped if figure.held.gpu_layers != 0]
     if not figures:
         raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
     if not 0 <= tp <= (1 if here else _MOST_GPUS):
@@ -139,13 +157,20 @@ def place(
     named = {value for figure in figures for name, value in figure.settings if name == "device"}
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
+    stages = file.stages or 1 if tp in (0, file.gpus) else 1
+    if file.in_turn:
+        gpus, stages = 1, tp or stages
     calls, form = _quantised_as(file, figures)
     counted, quant = _counted(source, requested, form)
+    if bits and (published := counted_model(source, rented=True)).published:  # its experts keep their format
+        held = [replace(figure.held, weight_bytes=figure.held.weight_bytes or bits / 8) for figure in figures]
+        figures = [replace(figure, held=own) for figure, own in zip(figures, held, strict=True)]
+        counted = published
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
-    stages = file.stages if tp in (0, file.gpus) else 1
     if link and gpus == 1:
-        raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
+        which = f"{file.tool} holds layers in turn" if file.in_turn else "give their number with --tp"
+        raise RequestError(f"--link {link} is the link between several GPUs that share a step; {which}.")
     between = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
     shared, unknown_link = None, []
     if between:
@@ -154,7 +179,9 @@ def place(
         except (RequestError, ModelError) as error:
             unknown_link = [f"the time of the link between {gpus} GPUs is not known: {error}"]
     name, free_bytes = sheet.gpu if sheet else under.device, (under.room_bytes or math.inf) * stages
-    setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared)
+    sized = [(abs(each.held.params / counted.work.params - 1), _named(each)) for each in figures if each.held.params]
+    nearest = min(sized, default=(0.0, []))[1]
+    setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared, nearest)
     figures = [_completed(setup, figure) for figure in figures]
     # Tools that pack no weights need not say so.
     floors, is_dense = _floors(setup, figures), not (file.packed_dtype or calls)
@@ -165,8 +192,8 @@ def place(
     warnings = [*_doubts(setup, devices, figures, rows), *unknown_link, *doubts(rows)]
     if quant != requested:
         warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
-    if tp and file.gpus and tp != file.gpus:
-        warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
+    if tp and (said := file.stages if file.in_turn else file.gpus) not in (None, tp):
+        warnings.append(f"the file says that it ran on {several(said or 1, 'GPU', 'GPUs')}, not on {tp}.")
     if left_out := len(shaped) - len(figures):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
         warnings.append(f"{count} ran with {_NO_LAYER}.")
@@ -311,26 +338,29 @@ def _doubts(
             " prompt in chunks may use more at a time."
         )
     yield from file.remarks
-    for own in sorted({figure.held.params for figure in figures if figure.held.params}):
+    if others := [" ".join(_named(figure)) for figure in figures if setup.fit(figure) == "other"]:
+        yield f"{len(others)} of {len(rows)} figures are of another model: {', '.join(sorted(set(others)))}."
+    for own in sorted({each.held.params for each in figures if each.held.params and setup.fit(each) != "other"}):
         if abs(own / counted.work.params - 1) > _SAME_PARAMS:
             this = short_count(counted.work.params)
             yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
     for device in devices:
-        names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
-        if not any(setup.gpu.lower() in name for name in names):
+        if not any(_is_called(setup.gpu, name) for name in device.split(", ")):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
     unknown = [row for figure, row in zip(figures, rows, strict=True) if not setup.knows_bits(figure)]
     own_bits = 8 * counted.weight_bytes / counted.work.params
     too_fast = [row for row in unknown if row.regime is None and row.attained > 1 and row.bound == "memory"]
     if unknown and (calls or file.packed_dtype or too_fast):
         quantised = f"says that its weights were quantised ({', '.join(calls)})"
-        most = min((own_bits / row.attained for row in too_fast), default=0.0)
+        most = 0.0 if counted.published else min((own_bits / row.attained for row in too_fast), default=0.0)
         allowed = f" (by its times at most {significant(most, 2)} on {setup.under.device})" if most else ""
+        elsewhere = f"{counted.dtype} elsewhere, where llama.cpp's files have 8.5 bits"
+        dtype = f"{counted.published} in the experts and {elsewhere}" if counted.published else counted.dtype
         yield (
             f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
-            f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
+            f" {dtype}: give --bits or --quant, or the quantised model's own folder."
         )
-    if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
+    if outside := [each for each in figures if setup.fit(each) in ("perhaps", "no")]:
         largest = max(outside, key=setup.needed_bytes)
         what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
         if setup.weight_bytes(largest) <= free_bytes:
@@ -338,11 +368,27 @@ def _doubts(
             what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+        more = "several GPUs (--tp N)"
+        if file.in_turn:
+            least = math.ceil(setup.needed_bytes(largest) / _FULLEST / free_bytes * setup.stages)
+            more = f"at least {least} GPUs that hold layers in turn, each with the ceilings of one"
         yield (
-            f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from several GPUs"
-            f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
-            " doubt, or not given, and floors assume that all of it fits."
+            f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from {more},"
+            f" another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in doubt, or not"
+            " given, and floors assume that all of it fits."
         )
+
+
+def _named(figure: Figure) -> list[str]:
+    """The words for the model in llama-bench's `qwen3 8B Q4_K - Medium`; empty if all figures have one name."""
+    return dict(figure.settings).get("precision", "").split()[:2]
+
+
+def _is_called(gpu: str, device: str) -> bool:
+    """Whether a file's name of a device, which may lack the memory, means this GPU: a 4090 Laptop GPU is no 4090."""
+    listed = [sheet.gpu for sheet in datasheet.called(device)] or [device]
+    own, *names = (_NO_NAME.sub("", name.lower()) for name in (gpu, *listed))
+    return own in (*names, *(_SIZE.sub("", name) for name in names)) or _SIZE.sub("", own) in names
 
 
 def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[str], str]:
@@ -379,4 +425,5 @@ def _stored(setup: _Setup, figures: Sequence[Figure]) -> str:
         split = f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
         if experts == rest:
             split = " (a mean: the weights that a token uses may be wider)"
-    return f"at the file's own {bits} bits per weight{split}, matmuls in {matmuls},"
+    whose = "" if counted.published and setup.quant != "none" else "the file's own "
+    return f"at {whose}{bits} bits per weight{split}, matmuls in {matmuls},"

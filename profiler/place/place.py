@@ -15,13 +15,17 @@ from profiler.data.ceiling_set import sustained_words
 from profiler.json_document import Document
 from profiler.judge.regimes import CEILING_TOLERANCE, COMPUTE_SHARE, MEMORY_SHARE, Regime
 from profiler.quant.registry import FORMATS
+from profiler.quant.stored_formats import flag_of
 from profiler.readers.figures import Covers, Figure
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
 CeilingSide = Literal["compute", "memory"]
-Fit = Literal["yes", "perhaps", "no"]
-"""Whether the weights and the cache fit into the memory of the GPUs; perhaps: in fewer bits, or without a part."""
+Fit = Literal["yes", "perhaps", "no", "host", "other"]
+"""Whether the weights and the cache fit into the memory of the GPUs; perhaps: in fewer bits, or without a part.
+
+Or why that is not asked: some weights were in the host's memory, or the figure is of another model."""
+_NO_SHARE: Mapping[Fit, str] = {"no": "does not fit", "host": "partly on the host", "other": "another model"}
 
 # A first repetition was cold if it took this many times as long as each of at least so many others.
 _LEAST_OTHERS = 2
@@ -48,11 +52,13 @@ class PlacedFigure:
     """Least seconds of the collectives of several GPUs, not part of `floor_s`; None if they are not known."""
     bound: CeilingSide
     attained: float
-    """`floor_s` / `latency_s`: the share of the roofline. It means nothing if the model does not fit."""
+    """`floor_s` / `latency_s`: the share of the roofline, unless `no_share` says why it is none."""
     fits: bool
     """Whether the weights and the cache fit into the memory of the GPUs, or may have in a way that a warning names."""
+    no_share: str
+    """`does not fit`, `partly on the host` or `another model`; empty if `attained` is a share of these ceilings."""
     regime: Regime | None
-    """None for a figure above the ceiling, which is not a valid measurement of this work, or if it does not fit."""
+    """None for a figure above the ceiling, which is not a valid measurement of this work, or without a share."""
     note: Annotated[tuple[str, ...], PlainSerializer("; ".join, return_type=str)]
     settings: str = ""
     """The settings in which the figure differs from others of its file."""
@@ -104,7 +110,7 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     tokens = {"prefill": prompt, "decode": figure.tokens.given or 1, "generate": new}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
-    regime: Regime | None = None if fit == "no" or attained > 1 + CEILING_TOLERANCE else "inconclusive"
+    regime: Regime | None = None if fit in _NO_SHARE or attained > 1 + CEILING_TOLERANCE else "inconclusive"
     if regime and is_known and fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
@@ -121,6 +127,7 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
         bound="compute" if by_compute else "memory",
         attained=attained,
         fits=fit != "no",
+        no_share=_NO_SHARE.get(fit, ""),
         regime=regime,
         note=tuple(_notes(figure, attained, fit, regime)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
@@ -141,10 +148,10 @@ _SUSPICIONS: dict[Covers, str] = {
 
 def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> Iterator[str]:
     """A suspicion if the figure is too fast or slow, then the notes of its file, then remarks."""
-    if fit != "no" and attained > 1 + CEILING_TOLERANCE:
+    if fit not in _NO_SHARE and attained > 1 + CEILING_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
         yield f"{CEILING_ALLOWS}: {why}"
-    elif fit != "no" and figure.tokens.given is None and figure.covers == "decode" and attained > _HALF:
+    elif fit not in _NO_SHARE and figure.tokens.given is None and figure.covers == "decode" and attained > _HALF:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
             " longer, and its share is smaller"
@@ -170,7 +177,7 @@ _FAR_MORE = 1.5
 
 def doubts(rows: Sequence[PlacedFigure]) -> Iterator[str]:
     """Warnings about a whole file: figures above the ceiling, and decode steps that seem to include the prefill."""
-    if above := sum(row.fits and row.regime is None for row in rows):
+    if above := sum(not row.no_share and row.regime is None for row in rows):
         yield f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the ceiling, so not valid."
     series: dict[tuple[int, int | None, str], list[PlacedFigure]] = {}
     for row in rows:
@@ -208,8 +215,8 @@ def placed_section(file: PlacedFile) -> Section:
         "floor": [duration(row.floor_s) for row in rows],
         "link": ["-" if row.link_s is None else duration(row.link_s) for row in rows],
         "by": [row.bound for row in rows],
-        "attained": [f"{significant(100 * row.attained, 2)} %" if row.fits else "-" for row in rows],
-        "regime": [row.regime or ("above the ceiling" if row.fits else "does not fit") for row in rows],
+        "attained": [f"{significant(100 * row.attained, 2)} %" if not row.no_share else "-" for row in rows],
+        "regime": [row.regime or row.no_share or "above the ceiling" for row in rows],
     }
     shown = [name for name, cells in columns.items() if name not in ("spread", "link") or set(cells) != {"-"}]
     caption = "; ".join(_CAPTIONS[name].format(link=file.link) for name in shown if name in _CAPTIONS)
@@ -224,7 +231,10 @@ def placed_section(file: PlacedFile) -> Section:
 
 def _next_step(file: PlacedFile) -> str:
     """What to do next: correct the request, or measure what takes the rest of the time."""
-    if any(row.regime is None for row in file.rows):
+    on_host = [row.no_share == _NO_SHARE["host"] for row in file.rows]
+    if all(on_host):
+        return f"find a GPU that holds all of it: roofscope count {file.model}{flag_of(file.quant)} --gpu NAME"
+    if any(row.regime is None for row, is_there in zip(file.rows, on_host, strict=True) if not is_there):
         return "compare --model, --gpu, --quant and --tp with how the tool ran, and give them as they were"
     quant = f" --quant {file.quant}" if file.quant in FORMATS and file.quant != "none" else ""
     return f"measure on that GPU what takes the rest of the time: roofscope run {file.model}{quant}"

@@ -155,7 +155,7 @@ def known_quant(quant: str, *, counted: bool = False) -> Quant:
     """Return `quant` if it is a format that runs, or that can be `counted`. Raises RequestError with near misses."""
     if quant in FORMATS or (counted and stored_format(quant)):
         return quant
-    known = [*FORMATS, *(stored_formats() if counted else ())]
+    known = [*FORMATS, *([*stored_formats(), "or --bits N"] if counted else ())]
     why = "is only counted, and does not run here" if stored_format(quant) else "is unknown"
     raise RequestError(f"--quant {quant!r} {why}; use {', '.join(known)}.{near_misses(quant, known)}")
 

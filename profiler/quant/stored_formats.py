@@ -14,10 +14,13 @@ _BITS = re.compile(r"(\d+(?:\.\d+)?) bits")
 _MOST_BITS = 16
 # In names of models and in settings of servers. MLX's groups of 64 have a scale and a bias of 16 bits: `4bit` is 4.5.
 _IN_NAMES = re.compile(
-    r"(?<![a-z0-9])(?:i?q[1-8]\w*|(?:int|fp|nf|w)[2-8](?:a\d+)?|nvfp4|mxfp4|awq|gptq|(?:bnb-)?[2-8]bit)(?![a-z0-9])"
+    r"(?<![a-z0-9])(?:i?q[1-8]\w*|(?:int|fp|nf|w)[2-8](?:a\d+)?|nvfp4|mxfp4|awq|gptq|(?:bnb-)?[2-8]bit"
+    r"|b?f16|fp16)(?![a-z0-9])"
 )
 _ALSO = {"fp4": "nvfp4", "int4": "gptq", "w4a16": "gptq", "w8a8": "int8", "bnb-4bit": "nf4"}
 _ALSO |= {f"{bits}bit": f"{bits}.5 bits" for bits in range(2, 9)}
+_DENSE = "16 bits"
+_ALSO |= dict.fromkeys(("f16", "fp16", "bf16"), _DENSE)
 _WIDTHS = {"fp8": 8, "int8": 8, "nf4": 4}  # of formats that run here as well
 _FEW_BITS = 6
 
@@ -58,14 +61,15 @@ def stored_format(quant: str) -> StoredFormat | None:
 def format_in(text: str) -> str | None:
     """The format in a name such as `Llama-3.1-8B-AWQ-INT4`: None without one; empty if unknown, or of unlike widths."""
     names = [_ALSO.get(word, word) for word in _IN_NAMES.findall(re.sub(r" - ([sml])\w+", r"_\1", text.lower()))]
+    names = [name for name in names if name != _DENSE] or names  # `bf16` may also name what was quantised
     widths = {form.bits // 1 if (form := stored_format(name)) else _WIDTHS.get(name) for name in names}
     return None if not names else names[0] if len(widths) == 1 and None not in widths else ""
 
 
 def quant_of(quant: str, bits: float) -> str:
-    """Return the name of the format that --quant or --bits asks for; 0 bits: none are given. Raises RequestError."""
+    """Return the name of the format that --quant, in any case, or --bits asks for; 0: no bits. Raises RequestError."""
     if not bits:
-        return quant
+        return quant.lower()
     if quant != "none":
         raise RequestError(f"--bits {bits:g} and --quant {quant} both say how weights are stored; give one of them.")
     if not 1 <= bits <= _MOST_BITS:

@@ -81,6 +81,8 @@ _REFUSED = (
     (r"Avg generation throughput:", "the log of a vLLM server", "`vllm bench serve --save-result`"),
     (r"gen throughput \(token/s\):", "the log of an SGLang server", "`sglang.bench_serving --output-file FILE`"),
     (r"(?:Prefill|Decode)\. .*latency:", "the screen of SGLang's bench_one_batch", "its option `--result-filename`"),
+    (r"NVIDIA AIPerf \| LLM Metrics", "the screen of AIPerf", "its file profile_export_aiperf.json"),
+    (r"NVIDIA GenAI-Perf \| LLM Metrics", "the screen of genai-perf", "its file profile_export_genai_perf.json"),
     (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
 )
 
@@ -89,6 +91,7 @@ _IN_COMMANDS = {
     "model's name": r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve"
     r"|lms (?:chat|load))[ =]+['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
     "quantization": r"\s--quantization[ =]+(\w\S*)",
+    "split_mode": r"\s(?:-sm|--split-mode)[ =]+(row|tensor|graph)",
     "gpus": r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)",
 }
 
@@ -98,20 +101,24 @@ def read_foreign(path: Path) -> ForeignFile:
     text, first = text_of(path), ""
     for group in sources_of(path, text):
         sources = [replace(each, records=visible_in(list(each.records))) for each in group if each.records]
-        first = first or next((", ".join(map(str, source.records[0])) for source in sources), "")
+        heads = [[str(name) for name in source.records[0] if str(name) in text] for source in sources]
+        first = first or next((", ".join(names) for names in heads if names), "")
         if file := _read(path, sources):
             if not file.figures:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
             found = {name: {*re.findall(pattern, text[: 1 << 20])} for name, pattern in _IN_COMMANDS.items()}
             named = {name: values.pop() for name, values in found.items() if len(values) == 1}
             gpus = int(named.pop("gpus", 0)) or None
-            settings = file.settings if "precision" in file.settings else {**named, **file.settings}
-            return replace(file, name=str(path), gpus=file.gpus or gpus, settings=settings)
+            if "precision" not in file.settings:
+                file = replace(file, settings={**named, **file.settings})
+                if "split_mode" in named:  # the GPUs above a console's lines share each step
+                    file = replace(file, gpus=file.stages, stages=1)
+            return replace(file, name=str(path), gpus=file.gpus or gpus)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(
-                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
-                f" with {CSV_COLUMNS}."
+                f"{path} is {what}, which does not say the whole shape of its figures; use {option}, or a CSV with"
+                f" {CSV_COLUMNS}."
             )
     has = f" (it has {escaped(first)[:120]})" if first else ""
     known = ", ".join(dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE))

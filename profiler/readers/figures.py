@@ -116,10 +116,17 @@ class ForeignFile:
     """Model, device, software and other settings, by the names that a comparison uses."""
     gpus: int | None = None
     """GPUs that shared each step; None if the file does not say."""
-    stages: int = 1
-    """Groups of so many GPUs that hold some layers each and work in turn: pipeline stages, llama.cpp's layer split."""
+    stages: int | None = None
+    """Groups of so many GPUs that hold some layers each and work in turn: pipeline stages, llama.cpp's layer split.
+
+    None if the file does not say."""
     packed_dtype: str = ""
     """The dtype in which the tool multiplies packed weights where a device has units for it; empty: the model's."""
     remarks: tuple[str, ...] = ()
     """Sentences about the whole file: what was left out, and what its reader should know first."""
     name: str = ""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether more GPUs than one hold layers in turn, as llama.cpp's do unless the file names a split of rows."""
+        return self.packed_dtype == "int8" and self.settings.get("split_mode", "layer") in ("layer", "none")

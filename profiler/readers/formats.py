@@ -76,16 +76,20 @@ class Format:
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
         on_gpu = [each for each in records if each.get("gpu_layers") != 0] or [{}]
-        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in on_gpu}
+        gpus, *others = {whole_at(each, "gpus") for each in on_gpu}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
-        remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]
+        stages = sorted({whole_at(each, "stages") or 0 for each in on_gpu})
+        several = f"its figures are of {stages[0]} to {stages[-1]} GPUs, whose memory is that of the most."
+        remarks = [several if len(stages) > 1 and stages[0] else ""]
+        remarks += [str(each.get("remark") or "") for each in records]
+        remarks += [each for source in sources for each in source.remarks]
         return ForeignFile(
             self.tool,
             _joined(figures) if self.repeated else figures,
             settings=shared,
-            gpus=gpus[0],
-            stages=gpus[1],
+            gpus=gpus,
+            stages=stages[-1] or None,
             packed_dtype=self.packed_dtype,
             remarks=tuple(filter(None, dict.fromkeys(remarks))),
         )

@@ -138,16 +138,23 @@ def _unsaid(record: Record) -> Record:
     return {"remark": f"assumed, as the file does not say it: {', '.join(unsaid)}." if unsaid else ""}
 
 
+_DRAFTS = (
+    "predicted_n | usage.completion_tokens | stats.total_output_tokens",
+    "draft_n_accepted | stats.accepted_draft_tokens_count | usage.accepted_draft_tokens_count",
+    "draft_n | stats.total_draft_tokens_count | usage.total_draft_tokens_count",
+)
+
+
 def _of_llama_cpp(record: Record) -> Record:
-    """llama-server names drafts if there were any, and llama-cli's runs are steps; its rates alone say neither."""
+    """llama-server names drafts if there were any, and llama-cli's runs are steps; rates alone say neither."""
     record = {**record, **(record.get("timings") or {})}
     if runs := whole_at(record, "runs"):
         record["predicted_n"] = runs + 1
-    new, accepted, drafted = (whole_at(record, name, 0) or 0 for name in ("predicted_n", "draft_n_accepted", "draft_n"))
+    new, accepted, drafted = (whole_at(record, paths, 0) or 0 for paths in _DRAFTS)
     # A step without drafts gives one token, too. The last one may have given more than were written.
     drafting = accepted / (mean - 1) if (mean := number_at(record, "draft_mean_len") or 1.0) > 1 else 0.0
     steps = max(1, new - 1 - accepted, round(drafting))
-    gives = (new - 1) / steps if drafted else -1 if new else None
+    gives = (new - 1) / steps if drafted else -1 if record.get("predicted_n") else None
     more = {**record, "cached": record.get("cache_n"), "acceptance": gives, "verified": 1 + drafted / steps}
     return {**more, **_unsaid(more)}
 
@@ -269,10 +276,10 @@ JSON_TOOLS = (
     replace(
         _OLLAMA,
         tool="llama.cpp",
-        has=("timings.predicted_ms | predicted_ms | prompt_ms | predicted_per_second",),
+        has=("timings.predicted_ms | predicted_ms | prompt_ms | predicted_per_second | progress_n",),
         more=_of_llama_cpp,
     ),
-    replace(_OLLAMA, tool="LM Studio", has=("stats.tokens_per_second",)),
+    replace(_OLLAMA, tool="LM Studio", has=("stats.tokens_per_second",), more=_of_llama_cpp),
     # `--enable-per-request-metrics` and `--per-request-spec-decode-metrics` (docs/features).
     replace(
         _OLLAMA,
@@ -284,7 +291,7 @@ JSON_TOOLS = (
     replace(
         _OLLAMA,
         tool="mlx_lm",
-        has=("generation_tps",),
+        has=("generation_tps | prompt_tps",),
         more=lambda record: _unsaid({**record, "on_gpu": 100}),  # it does not split a model
         packed_dtype="float16",
     ),

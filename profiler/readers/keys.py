@@ -7,22 +7,26 @@ A rate ends with `:/s`, in tokens per second. What no path can say, a format add
 
 from __future__ import annotations
 
-PROMPT_LEN = "prompt_len | input_len | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens"
+PROMPT_LEN = (
+    "prompt_len | input_len | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens | stats.input_tokens"
+)
 """Prompt tokens that were computed."""
 NEW_TOKENS = (
     "new_tokens | output_len | eval_count | predicted_n | generation_tokens | usage.completion_tokens"
-    " | usage.output_tokens"
+    " | usage.output_tokens | stats.total_output_tokens | progress_n"
 )
 REQUESTS = "requests | num_requests"
 """How many sequences shared the time, if it is not one batch's."""
 PREFILL = (
     "prefill_s | prefill_latency | t_pp | T_PP s | prompt_eval_duration:ns | prompt_eval_rate:/s | prompt_ms:ms"
-    " | prompt_per_second:/s | prompt_tps:/s | stats.time_to_first_token | metrics.time_to_first_token_ms:ms"
+    " | prompt_per_second:/s | prompt_tps:/s | stats.time_to_first_token | stats.time_to_first_token_seconds"
+    " | metrics.time_to_first_token_ms:ms"
 )
 """The time of a prefill."""
 DECODE = (
     "decode_s | median_decode_latency | t_tg | T_TG s | eval_duration:ns | eval_rate:/s | predicted_ms:ms"
     " | predicted_per_second:/s | generation_tps:/s | stats.tokens_per_second:/s | metrics.generation_time_ms:ms"
+    " | progress_per_second:/s"
 )
 """The same of a decode step, or of several."""
 GENERATE = "latencies | percentiles.50 | avg_latency | elapsed_time | performance.total_latency_ms:ms"

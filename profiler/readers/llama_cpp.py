@@ -15,6 +15,7 @@ from dataclasses import replace
 from profiler.errors import RequestError
 from profiler.readers.figures import Covers, Figure, Held, Shape, Tokens
 from profiler.readers.formats import Format, batches
+from profiler.readers.printed import gpus_in, used_of
 from profiler.readers.sources import Source
 from profiler.readers.values import Record, first_of, measured, number_of, whole_at, whole_of
 
@@ -48,23 +49,16 @@ _COLUMNS = {
 }
 # All others are settings.
 _RESULTS = re.compile(r"n_prompt|n_gen|n_depth|test_time|(avg|stddev|samples)_[nt]s|[cg]pu_info|test|t/s|")
-# Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
-_DEVICE = re.compile(
-    r"(?m)^\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)(?P<name>[^|\n]+?)"
-    r"(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \|(?P<shares> uma: 1)?|$)"
-)
-_INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 
 
 def _of_machine(source: Source) -> Iterator[Record]:
     """The rows with their settings, and the layers and GPUs that ran them."""
-    above: list[str] = []
-    for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
-        above = [*above[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
+    above = gpus_in(source.text)
     for row in ({_COLUMNS.get(name, name): value for name, value in row.items()} for row in source.records):
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
-        gpu_layers = 0 if row.get("devices") == "none" else int(layers) if layers.isdecimal() else None
+        is_host = row.get("devices") == "none" or {*str(row.get("backends")).split(",")} <= {"CPU", "BLAS"}
+        gpu_layers = 0 if is_host else int(layers) if layers.isdecimal() else None
         gpus, in_turn = _gpus(row, above), str(row.get("split_mode") or "layer") == "layer"
         settings = {name: value for name, value in row.items() if not _RESULTS.fullmatch(name)}
         names = dict.fromkeys(gpu.removesuffix(" uma: 1") for gpu in gpus if gpu_layers != 0)
@@ -74,26 +68,25 @@ def _of_machine(source: Source) -> Iterator[Record]:
             "settings": {**settings, "device": device},
             "gpu_layers": gpu_layers,
             "gpus": len(gpus) if len(gpus) > 1 and not in_turn else None,
-            "stages": max(1, len(gpus)) if in_turn else 1,
+            "stages": len(gpus) or None if in_turn else 1,
         }
 
 
 def _gpus(row: Record, above: Sequence[str]) -> list[str]:
-    """The names of the GPUs that ran a row, of those `above` its table or in its `gpu_info`; empty where not known.
+    """The names of the GPUs that ran a row, of those `above` its table or in its `gpu_info`; empty names are not known.
 
-    By default all ran, but no integrated one beside others (src/llama.cpp). A GPU whose share in `tensor_split` is 0
-    did not; shares that are left out at its end are 0, and a single 0 is the default.
+    A GPU whose share in `tensor_split` is 0 did not run; shares that are left out at its end are 0, and a single 0 is
+    the default.
     """
     # Until 2024 names had `/` between them, which is also in the names of some GPUs, before a digit.
     listed = list(above) or [name for name in re.split(r", |/(?=[A-Z])", str(row.get("gpu_info") or "")) if name]
     if (named := str(row.get("devices") or "auto")) == "auto":
-        ran = [name for name in listed if not _INTEGRATED.search(name)] or listed
+        ran = used_of(listed)
     else:
-        numbers = re.findall(r"\d+(?=/|$)", named)
-        ran = [name for at, name in enumerate(listed) if str(at) in numbers]
+        ran = [dict(enumerate(listed)).get(int(at), "") for at in re.findall(r"\d+(?=/|$)", named)]
     shares = [share.strip("0. ") for share in str(row.get("tensor_split") or "").split("/")]
     if any(shares):
-        ran = [name for name, share in zip(ran, shares, strict=False) if share]
+        ran = [name for name, share in zip(ran or [""] * len(shares), shares, strict=False) if share]
     main = whole_at(row, "main_gpu", 0) or 0
     return ran[main : main + 1] if row.get("split_mode") == "none" else ran
 

@@ -116,6 +116,7 @@ _CONSOLES = (
         "eval time = {predicted_ms} ms / {runs} runs",
         "( {draft_n_accepted} accepted / {draft_n} generated)",
         "generated), mean len = {draft_mean_len}",
+        "n_gen = {progress_n}, tg = {progress_per_second} t/s",
         "[ Prompt: {prompt_per_second} t/s | Generation: {predicted_per_second} t/s",
     ),
     (
@@ -129,6 +130,7 @@ _CONSOLES = (
         "Time to First Token: {stats.time_to_first_token}s",
         "Prompt Tokens: {usage.prompt_tokens}",
         "Predicted Tokens: {usage.completion_tokens}",
+        "Accepted {stats.accepted_draft_tokens_count}/{stats.total_draft_tokens_count} draft",
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
@@ -136,9 +138,29 @@ _ABOVE = (
     *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}"),
     *("offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU"),
 )
+# Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
+_DEVICE = re.compile(
+    r"(?m)^(?:[\d.]+ I)?\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)"
+    r"(?P<name>[^|\n]+?)(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \|(?P<shares> uma: 1)?|$)"
+)
+_INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 _EXPERTS_ON_HOST = re.compile(r"\s(?:-cmoe|--cpu-moe|(?:-ncmoe|--n-cpu-moe) [1-9]|(?:-ot|--override-tensor) \S+=CPU)")
 # Of a request whose times come before.
-_TRAILING = {"draft_n", "draft_mean_len"}
+_PROGRESS = {"progress_n", "progress_per_second"}  # whose last line counts
+_TRAILING = {"draft_n", "draft_mean_len", "stats.total_draft_tokens_count"}
+
+
+def gpus_in(text: str) -> list[str]:
+    """The GPUs that llama.cpp lists. Each run numbers them from 0: the last one counts."""
+    names: list[str] = []
+    for found in _DEVICE.finditer(text):
+        names = [*names[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
+    return names
+
+
+def used_of(gpus: Sequence[str]) -> list[str]:
+    """Those that run by default: all, but no integrated one beside others (src/llama.cpp)."""
+    return [name for name in gpus if not _INTEGRATED.search(name)] or list(gpus)
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
@@ -150,11 +172,14 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
     if _EXPERTS_ON_HOST.search(text):
         above["on_host"] = "experts"
+    gpus = used_of(gpus_in(text))
+    above |= {"machine.name": ", ".join(dict.fromkeys(name.removesuffix(" uma: 1") for name in gpus))}
+    above |= {"stages": str(len(gpus) or "")}
     above["slots"] = "several" if len({*re.findall(r"slot print_timing: id +(\d+)", text)}) > 1 else ""
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []
         for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):
-            if not requests or not found.keys().isdisjoint(requests[-1]):
+            if not requests or not (found.keys() - _PROGRESS).isdisjoint(requests[-1]):
                 if not found.keys().isdisjoint(_TRAILING):
                     continue
                 requests.append(dict(above))

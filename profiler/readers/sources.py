@@ -64,13 +64,13 @@ def text_of(path: Path) -> str:
             content = file.read(MOST_FILE_BYTES + 1)
         # Redirected output of Windows' PowerShell is UTF-16.
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
-    except UnicodeDecodeError:
-        raise RequestError(f"{path} is not a text file in UTF-8 or UTF-16.") from None
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     if len(content) > MOST_FILE_BYTES:
         raise RequestError(f"{path} has more than the {MOST_FILE_BYTES} bytes that a result file may have.")
+    if "\0" in text:
+        raise RequestError(f"{path} is not a text file.")
     if not text.strip():
         raise RequestError(f"{path} is empty.")
     return _COLOURS.sub("", text.replace("\r\n", "\n").replace("\u00a0", " "))

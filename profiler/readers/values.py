@@ -15,6 +15,8 @@ Record = Mapping[str, Any]
 Settings = tuple[tuple[str, str], ...]
 """Pairs of a name and a value, as texts."""
 
+# Consoles in another encoding show other signs for `±`, and its byte in theirs is none of UTF-8.
+_PLUS_MINUS = re.compile(r"±|\+/?-|\s[^\x00-\x7f–—]{1,3}\s")
 _LONGEST_TEXT = 200
 # No time, rate, size or count is outside of these.
 _LEAST, _MOST = 1e-18, 1e15
@@ -53,7 +55,7 @@ def measured(value: object, what: str, *, values: object = None, spread: object 
     `values` are its repetitions and `spread` their standard deviation, if the file has them elsewhere. Raises
     RequestError naming `what` for anything else, or if the number is not positive and finite.
     """
-    mean, *printed = re.split(r"±|\+/-", value) if isinstance(value, str) else (value,)
+    mean, *printed = _PLUS_MINUS.split(value) if isinstance(value, str) else (value,)
     number = number_of(mean, what)
     if isinstance(values, list) and values:
         each = tuple(number_of(item, what) for item in values)

@@ -62,7 +62,7 @@ REAL = {
     "compare": f"compare {RUNS}zen5-float32 {RUNS}zen5-bfloat16",
     "gate": f"gate {RUNS}zen4 {RUNS}zen4",
     "run": f"judge {RUNS}zen4",
-    "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
+    "place": "place tests/data/foreign/llama-bench-two-gpus.md --model gpt-oss-20b",
     "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
     "rent": "rent smollm2-135m --price T4=0.35",
     "count": "count smollm2-135m --gpu T4 --gemm-census",
@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
     """A copy of the committed runs and files, with a model, in which all commands of this module may write."""
     with working_folder(tmp_path_factory.mktemp("project")):
         for file in Path("tests/data/foreign").glob("llama-bench.*"):
-            shutil.copy(file, ".")
+            Path(file.name).write_text(file.read_text().replace('"CPU"', '"CUDA"'))
         model = Path(shutil.copytree(tiny_folder, "my-model"))
         config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 65536}
         (model / "config.json").write_text(json.dumps(config))

@@ -34,7 +34,7 @@ COMMANDS = {
     "models": "models",
     "forecast": f"forecast {_RUNS}-xeon --batch-sizes 1,4,16 --plain",
     "forecast-on": "forecast mistral-7b-v0.1 --on T4 --quant nf4 --prompt-lens 512 --batch-sizes 1,8 --plain",
-    "place": "place tests/data/foreign/llama-bench.csv --model smollm2-135m --gpu T4 --plain",
+    "place": "place tests/data/foreign/llama-bench-two-gpus.md --model gpt-oss-20b --plain",
     "place-gpus": "place tests/data/foreign/vllm-mixtral-before.json --model mixtral-8x7b --gpu 'H200 SXM' --tp 8"
     " --plain",
     "place-mixture": "place tests/data/foreign/llama-bench-two-gpus.md --model gpt-oss-20b --plain",

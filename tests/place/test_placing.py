@@ -49,6 +49,9 @@ STEP = ("decode", 1, 1, 1, 1.0)
         (STEP, "llama-3.1-70b", {"quant": "nvfp4", "gpu": "GB10"}, (68.45e9 * 4.5 / 8 + 2.10e9) / 273e9),
         (STEP, "llama-3.1-70b", {"bits": 4.84, "gpu": "GB10"}, 69.50e9 * 4.84 / 8 / 273e9),
         (STEP, "qwen3-8b", {"quant": "Q4_K_M", "gpu": "M4 Max 64GB"}, 7.57e9 * 4.8944 / 8 / 546e9),
+        (STEP, "llama-3.1-8b", {"quant": "FP8", "gpu": "L4"}, (6.98e9 + 0.525e9 * 2) / 300e9),
+        # 5.65 GiB of 8.03 B weights are 6.04 bits.
+        (STEP, "qwen3-8b", {"quant": "q5_1", "gpu": "L4"}, 7.57e9 * 6.04 / 8 / 300e9),
         # 19.1 B x 4 of 32 experts in 4.25 bits, and 1.22 B in 16.
         (STEP, "gpt-oss-20b", {"quant": "mxfp4", "gpu": "L4"}, 3.70e9 / 300e9),
         # Packed bytes are not scaled again: 7.5 B weights in a file's own 4.5 bits, whatever is requested.
@@ -113,7 +116,7 @@ def test_decode_steps_that_include_the_prefill_are_reported(tmp_path: Path) -> N
 def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
     """A first repetition that takes 1.9 times as long as two others; one within the noise; only one other."""
     for samples, is_cold in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
-        path = changed(tmp_path / "file", "llama-bench.json", {"samples_ns": samples})
+        path = changed(tmp_path / "file", "llama-bench.json", {"backends": "CUDA", "samples_ns": samples})
         [row] = place(path, "smollm2-135m", gpu="T4").rows
         assert ("1.9 times as long as the others" in "; ".join(row.note)) == is_cold
 
@@ -141,9 +144,9 @@ def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., Any]) -> N
 
 
 def test_a_gpu_must_be_known_and_not_given_twice(roofscope: Callable[..., Any]) -> None:
-    refused = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m")
+    refused = roofscope("place", str(FILES / "table.csv"), "--model", "smollm2-135m")
     assert "Give --gpu NAME, or --here" in refused.err
-    both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
+    both = roofscope("place", str(FILES / "table.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
     assert both.code == 2
 
 
@@ -226,6 +229,8 @@ EVAL = "llama_perf_context_print: eval time = 20000.0 ms / 1000 runs ( 20 ms per
         ("ollama run llama3.1:8b-instruct-q8_0", 7.50 * 8.5008 / 8),
         ("vllm serve hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", 6.98 * 4.15625 / 8 + 1.05),
         ("vllm serve meta-llama/Llama-3.1-8B --quantization fp8", 6.98 + 1.05),
+        ("ollama run llama3.1:8b-instruct-fp16", 15.01), ("llama-cli -m Llama-3.1-8B-F16.gguf", 15.01),
+        ("llama-cli -m Llama-3.1-8B-bf16-Q8_0.gguf", 7.50 * 8.5008 / 8),
         ("llama-cli -m Llama-3.1-8B-UD-Q4_K_XL.gguf", None), ("vllm serve Llama-3.1-8B-GPTQ-Int8", None),
         ("llama-cli -m Llama-3.1-8B-Q8_0.gguf; llama-cli -m Llama-3.1-8B-Q4_0.gguf", None),
     ],
@@ -263,6 +268,25 @@ def test_experts_in_a_published_format_keep_it() -> None:
     assert "in the experts, 8.6 elsewhere" in found.stored
     # 391.20 ± 0.39 and 380.31 ± 15.07 tokens/s.
     assert [row.spread for row in found.rows[2:4]] == pytest.approx([0.39 / 391.20, 15.07 / 380.31])
+
+
+def test_a_published_format_does_not_say_the_bits_beside_the_experts(tmp_path: Path) -> None:
+    """gpt-oss-20b in 16 bits beside the experts: 1.27 + 2.44 GB at 300 GB/s are 12.4 ms. In 4.63 bits, as above, 8.6.
+
+    ollama's files, and what vLLM reads, keep 16 bits.
+    """
+    path = tmp_path / "f"
+    path.write_text("llama-server -hf ggml-org/gpt-oss-20b-GGUF\neval time = 11600.0 ms / 1000 runs\n")
+    for bits, floor_s, regime in ((0.0, 12.4e-3, None), (4.63, 8.6e-3, "memory-bound")):
+        found = place(path, "gpt-oss-20b", gpu="L4", bits=bits, prompt_lens="1")
+        [row] = found.rows
+        assert (row.floor_s, row.regime) == (pytest.approx(floor_s, rel=0.02), regime)
+        assert ("mxfp4 in the experts and bfloat16 elsewhere" in " ".join(found.warnings)) == (not bits)
+    path.write_text("ollama run gpt-oss:20b\neval count: 101 token\neval rate: 70 token\n")
+    for unpacked in (path, table(tmp_path / "t", ("decode", 1, 1, 1, 0.0145))):
+        found = place(unpacked, "gpt-oss-20b", gpu="L4", prompt_lens="1")
+        assert found.rows[0].regime == "memory-bound"
+        assert "elsewhere" not in " ".join(found.warnings)
 
 
 def test_several_gpus_share_a_step() -> None:

@@ -14,6 +14,7 @@ from foreign_files import FILES, changed, served
 
 from profiler.errors import RequestError
 from profiler.place.command import place
+from profiler.place.place import placed_section
 from profiler.readers.detect import FORMATS, read_foreign
 
 # Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
@@ -149,30 +150,95 @@ def test_lines_above_a_table_name_its_gpus(lines: str, gpu: str, stages: int, tm
     assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
 
 
+EVAL = "eval time = 29100.0 ms / 500 runs"
+TWO = "".join(f"  Device {at}: NVIDIA GeForce RTX 3090, compute capability 8.6, VMM: yes\n" for at in (0, 1))
+HELD = "print_info: file size = 39.59 GiB (4.82 BPW)\n"
+HEAD = "| model | size | params | ngl | dev | test | t/s |\n| - | - | - | - | - | - | - |\n"
+DEV = HEAD + "| llama 70B | 39.59 GiB | 70.55 B | 99 | CUDA0/CUDA1 | tg500 | 17.182 ± 0.02 |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "tp", "gpus", "said"),
+    [
+        (f"$ ollama run llama3.1:70b\neval count: 501 token\neval duration: 29.1s\neval rate: {501 / 29.1:.3f} token\n",
+         0, 1, "must come from at least 2 GPUs that hold layers in turn"),
+        (TWO + HELD + EVAL, 0, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (HELD + EVAL, 2, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (DEV, 0, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (DEV, 2, 1, "it ran on 2 GPUs that hold layers in turn"),
+        (DEV, 3, 1, "says that it ran on 2 GPUs, not on 3"),
+        (f"$ llama-cli -sm row\n{TWO}{HELD}{EVAL}", 0, 2, ""),
+        (f"$ llama-cli --split-mode row\n{HELD}{EVAL}", 2, 2, ""),
+        (f"$ llama-cli -sm row\n{HELD}{EVAL}", 0, 1, "several GPUs (--tp N)"),
+    ],
+)  # fmt: skip
+def test_layers_of_llama_cpp_are_held_in_turn(text: str, tp: int, gpus: int, said: str, tmp_path: Path) -> None:
+    """69.5 B weights of Llama-3.1-70B in 4.82 bits are 41.9 GB: 45 ms at 936 GB/s, 77 % of 58.2 ms; two share rows."""
+    (tmp_path / "f").write_text(text)
+    found = place(tmp_path / "f", "llama-3.1-70b", gpu="RTX 3090", tp=tp, prompt_lens="1")
+    [row] = found.rows
+    assert row.floor_s == pytest.approx(69.5e9 * 4.82 / 8 / 936e9 / gpus, rel=0.02)
+    assert said in " ".join(found.warnings)
+    assert [row.fits, "--tp" not in " ".join(found.warnings)] == ["--tp" not in said] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "is_same"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", True), ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090", False),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070", False), ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080", False),
+        ("Apple M4 Max", "M4", False), ("Apple M4 Max", "M4 Max 64GB", True), ("Apple M4 Max", "M4 Max 36GB", True),
+        ("NVIDIA GeForce RTX 3080", "RTX 3080 12GB", True), ("NVIDIA A100-SXM4-80GB", "A100 40GB SXM", False),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", "RX 7900 XTX", True), ("RTX 4090 24GB", "RTX 4090", True),
+        ("NVIDIA GeForce RTX 3060, NVIDIA GeForce RTX 3090", "RTX 3090", True),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_device_is_in_doubt(device: str, gpu: str, is_same: bool, tmp_path: Path) -> None:
+    found = place(llama_bench(tmp_path / "f", {"gpu_info": device}), "llama-3.1-8b", gpu=gpu)
+    assert (f"ran on {device}, not on" in " ".join(found.warnings)) != is_same
+
+
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
-    """-ngl 0,99 and -dev none: two rows are left out with a warning; a file with only such a row is refused."""
+    """-ngl 0,99, -dev none and a build for the CPU: rows are left out; a file with only such a row is refused."""
     host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}
-    rows = ({"n_gpu_layers": 0, **host}, {"n_gpu_layers": 99}, {"devices": "none", **host})
+    rows = ({"n_gpu_layers": 0, **host}, {"n_gpu_layers": 99}, {"devices": "none", **host}, {"backends": "CPU", **host})
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b")
     [decode] = found.rows
     assert "n_gpu_layers 99" in decode.settings
     [doubt] = found.warnings
-    assert "2 figures are left out" in doubt
-    for row in (rows[0], rows[2]):
+    assert "3 figures are left out" in doubt
+    for row in (rows[0], *rows[2:]):
         with pytest.raises(RequestError, match="its figures are the host's"):
             place(llama_bench(tmp_path / "f", row), "llama-3.1-8b")
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
-    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit."""
+    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit.
+
+    16 GB in 9 ms are above the ceiling. If no figure has a share, nothing is left to measure on that GPU.
+    """
     big = {"model_size": 16_000_000_000}
     rows = [{"n_gpu_layers": 10, **big}, {"n_gpu_layers": 99, "n_cpu_moe": 8, **big}, {"n_gpu_layers": 99, **big}]
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
-    assert [row.fits for row in found.rows] == [True, True, True]
+    assert [(row.fits, row.no_share) for row in found.rows] == [*[(True, "partly on the host")] * 2, (True, "")]
+    assert [row.regime for row in found.rows] == [None, None, None]
     assert "the weights need 16.0 GB" in found.warnings[1]
     assert "10 of 32 layers were on the GPU" in "; ".join(found.rows[0].note)
     assert "another, lower ceiling" in "; ".join(found.rows[1].note)
     assert "lower ceiling" not in "; ".join(found.rows[2].note)
+    for part, ends in ((rows, "as they were"), (rows[:2], "roofscope count llama-3.1-8b --gpu NAME")):
+        placed = place(llama_bench(tmp_path / "f", *part), "llama-3.1-8b", gpu="RTX 3060 12GB")
+        assert placed_section(placed).blocks[-1].lines[-1].endswith(ends)
+
+
+def test_rows_of_another_model_have_no_share(tmp_path: Path) -> None:
+    """Three models in one table: of 8.03 B and 8.19 B parameters the latter are Qwen3-8B's, in two formats."""
+    models = (("llama 8B Q4_K - Medium", 8.03e9), ("qwen3 8B Q4_K - Medium", 8.19e9), ("qwen3 8B Q8_0", 8.19e9))
+    rows = [{"model_type": name, "model_n_params": params} for name, params in (*models, ("qwen3moe 30B.A3B", 30.5e9))]
+    found = place(llama_bench(tmp_path / "f", *rows), "qwen3-8b", gpu="RTX 4090")
+    assert [row.no_share for row in found.rows] == ["another model", "", "", "another model"]
+    assert [row.regime is None for row in found.rows] == [True, False, False, True]
+    assert found.warnings == ["2 of 4 figures are of another model: llama 8B, qwen3moe 30B.A3B."]
 
 
 def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:

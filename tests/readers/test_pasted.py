@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -64,6 +65,21 @@ def test_a_row_that_was_cut_is_named(tmp_path: Path) -> None:
         assert "row 7 is cut or broken" in file.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("sign", "encoding"),
+    [*((sign, "utf-8") for sign in ("+-", "+/-", "┬▒", "Â±", "\ufffd", "卤")), ("±", "latin-1"), ("±", "utf-16")],
+)
+def test_a_sign_that_a_console_mangled_is_read(sign: str, encoding: str, tmp_path: Path) -> None:
+    """Code pages show the two bytes of `±` as other signs, or write it as one byte: 391.20 ± 0.39 tokens/s."""
+    file = read(TABLE.replace("±", sign), tmp_path / "f", encoding)
+    assert file.figures[2].time.spread == pytest.approx(0.39 / 391.20**2)
+    for not_a_spread in ("-", "–", "of", "/"):
+        with pytest.raises(RequestError, match="t/s is not a number"):
+            read(TABLE.replace("±", not_a_spread), tmp_path / "f")
+    with pytest.raises(RequestError, match="is not a text file"):
+        read(TABLE.replace("±", "\0"), tmp_path / "f")
+
+
 def test_a_csv_that_lost_rows_is_named(tmp_path: Path) -> None:
     """Of three rows the last one is cut in mid-write, or an open quote takes all rows after it."""
     head, row = "batch_size,prompt_len,new_tokens,latency_s\n", "1,64,32,0.02\n"
@@ -93,8 +109,8 @@ def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     """Two runs on two GPUs each are not one on four, and a header names the settings of its own table."""
     two = (FILES / "llama-bench-two-gpus.md").read_text()
     assert read(two + two.replace("gpt-oss 20B", "other 20B"), tmp_path / "f").stages == 2
-    with pytest.raises(RequestError, match="unequal numbers of GPUs"):
-        read(two + "Device 0: NVIDIA RTX A5000, compute capability 8.6, VMM: yes\n" + TABLE, tmp_path / "f")
+    one = "Device 0: NVIDIA RTX A5000, compute capability 8.6, VMM: yes\n" + TABLE
+    assert "of 1 to 2 GPUs" in read(two + one, tmp_path / "f").remarks[0]
     batched = (FILES / "llama-batched-bench.md").read_text()
     file = read(batched + "\n" + batched.replace("flash_attn = 1", "flash_attn = 0"), tmp_path / "f")
     assert {figure.settings for figure in file.figures} == {(("flash_attn", value),) for value in "01"}
@@ -111,6 +127,11 @@ def test_what_cannot_be_read_names_the_option_that_writes_a_file(tmp_path: Path)
     for text, what in (((FILES / "vllm-log.txt").read_text(), "vLLM server.*--save-result"), (log, "SGLang server")):
         with pytest.raises(RequestError, match=f"log of an? {what}.* batch_size, prompt_len, new_tokens, tokens_per_s"):
             read(text, tmp_path / "f")
+    for tool, file in (("GenAI-Perf", "profile_export_genai_perf.json"), ("AIPerf", "profile_export_aiperf.json")):
+        with pytest.raises(RequestError, match=f"use its file {file}, or a CSV"):
+            read(f"   NVIDIA {tool} | LLM Metrics\n┃ Statistic ┃ avg ┃\n", tmp_path / "f")
+    with pytest.raises(RequestError, match="is not a known result file; use"):  # no names of its own
+        read("Prompt Tokens: 24\n", tmp_path / "f")
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
@@ -254,6 +275,17 @@ def processor(share: str) -> str:
         # Drafts of a request that was cut off belong to no other. 51 accepted tokens of 4.64 per step are 11 steps,
         # which wrote 60 tokens: the last one gave more than it wrote.
         (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "given": 60 / 11, "processed": 6.0}, ""),
+        # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
+        ("18.0 tok/sec • 300 tokens • 1.16s to first token • Accepted 176/492 draft tokens",
+         "decode", {"given": 299 / 123, "processed": 5.0, "seconds": 300 / 18 / 123}, ""),
+        # A log of progress has several lines of a request: 101 tokens at 20 a second are 100 steps in 5.05 s.
+        ("n_gen = 50, tg = 19.0 t/s, tg_3s = 18.1 t/s\nn_gen = 101, tg = 20.0 t/s, tg_3s = 20.1 t/s", "decode",
+         {"seconds": 0.0505, "new_tokens": 101}, ""),
+        ("Prompt: 33898 tokens, 869.279 tokens-per-sec", "prefill", {"seconds": 33_898 / 869.279}, ""),
+        # `/api/v1/chat` of LM Studio: 24 tokens at 32 a second are 23 steps in 0.75 s.
+        (json.dumps({"stats": {"input_tokens": 59, "total_output_tokens": 24, "tokens_per_second": 32.0,
+                               "time_to_first_token_seconds": 0.117}}), "decode",
+         {"seconds": 0.75 / 23, "prompt_len": 59, "new_tokens": 24}, ""),
         # A copy of LM Studio's window may have a line for each part.
         (text_of("lm-studio-window.txt").replace(" • ", "\n\n•\n\n"), "decode",
          {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),

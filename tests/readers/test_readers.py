@@ -66,6 +66,8 @@ DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acc
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
 FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}
 SPECULATED = {name: {"avg": value} for name, value in DRAFTS.items()}
+LM_STUDIO_DRAFTS = {"prompt_tokens": 66, "completion_tokens": 300}
+LM_STUDIO_DRAFTS |= {"total_draft_tokens_count": 492, "accepted_draft_tokens_count": 176}
 LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
 PHASES = {"phases": [{"concurrency": 8}, {"concurrency": 1, "exclude_from_results": True}]}
 PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
@@ -111,6 +113,9 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
         ("aiperf.json", SPECULATED, "decode", {"given": 3.25, "processed": 5.0, "seconds": 32.53e-3}, ""),
         ("aiperf.json", {}, "decode", {"given": None}, ""),
+        # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
+        ("lm-studio.json", {"usage": LM_STUDIO_DRAFTS}, "decode", {"given": 299 / 123, "processed": 5.0}, ""),
+        ("lm-studio.json", {}, "decode", {"given": None}, ""),
         ("sglang-serving.jsonl", FP8_CACHE, "decode", {"kv_itemsize": 1.0}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
