@@ -151,7 +151,9 @@ def place(
             shaped = [replace(each, held=replace(each.held, gpu_layers=None, weights_on_host=False)) for each in shaped]
     figures = [figure for figure in shaped if figure.held.gpu_layers != 0]
     if not figures:
-        raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
+        raise RequestError(
+            f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's; on that machine, use --here."
+        )
     if not 0 <= tp <= (1 if here else _MOST_GPUS):
         raise RequestError(f"--tp {tp} is not possible; give the number of GPUs that shared each step, without --here.")
     named = {value for figure in figures for name, value in figure.settings if name == "device"}
