@@ -143,7 +143,8 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     limits = effort.STANDARD
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
-    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
+    on_core = 1 - seen.waiting
+    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * on_core * budget_s)
     untried = Untried()
     groups = call_groups(recorder, seen, untried)
     until_s = start_s + _MODULES_SHARE * budget_s
@@ -153,7 +154,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     def times_of(group: CallGroup) -> ModuleTimes | None:
         if known.get(group) is None:
             subject = subjects.get(group.calls[0].model)
-            known[group] = module_times(group, lambda seconds: now_s() + seconds <= until_s, subject)
+            known[group] = module_times(group, lambda seconds: now_s() + seconds / on_core <= until_s, subject)
         return known[group]
 
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
@@ -161,7 +162,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
         group.floor = floor
     more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
     more += fallback_findings(seen.fallbacks, groups, times_of, untried)
-    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried)
+    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried, on_core)
     more += conversion_findings(seen, recorder.loaded_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None

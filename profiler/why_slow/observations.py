@@ -79,6 +79,7 @@ class Call:
     forwards: int
     """Forward passes of the model within the call."""
     seconds: float
+    """Without waits of the main thread for a core, as all others but `wall_s` and `waited_s`."""
     where: str
     """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
     settings: CallSettings
@@ -225,7 +226,7 @@ class Observations:
     @property
     def waiting(self) -> float:
         """Share of the run time in which it waited for a core."""
-        return min(1.0, self.waited_s / self.wall_s) if self.wall_s else 0.0
+        return min(0.99, self.waited_s / self.wall_s) if self.wall_s else 0.0
 
     @property
     def calls_s(self) -> float:

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from profiler.device.clock import OwnTime, now_s
+from profiler.device.clock import OwnTime
+from profiler.device.contention import own_s
 from profiler.why_slow.call_record import users_file
 from profiler.why_slow.observations import OwnLine
 from profiler.why_slow.recorder import Recorder
@@ -52,16 +53,16 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
     its share of the time. `seconds` has them by (line, function), and by what the line calls.
     """
     main, timer, draw = threading.main_thread().ident or 0, OwnTime(), random.Random(0)
-    usual_s, last_s = sys.getswitchinterval(), now_s()
+    usual_s, last_s = sys.getswitchinterval(), own_s()
     while going:
         time.sleep(draw.uniform(0.5, 1.5) * _EVERY_S)
         if recorder.here.busy:
-            last_s = now_s()
+            last_s = own_s()
             continue
         # Else threads of the script keep their usual turns. Daemons, such as the monitor of tqdm's bars, sleep.
         alone = all(thread.daemon or thread.ident == main for thread in threading.enumerate())
         sys.setswitchinterval(_SWITCH_S if alone else usual_s)
-        spent_s, last_s = now_s() - last_s, now_s()
+        spent_s, last_s = own_s() - last_s, own_s()
         if (place := _place(sys._current_frames().get(main))) is not None:
             where, function, calls = place
             seconds[where, function][calls] += spent_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
@@ -77,6 +77,8 @@ def _spent(why: Why) -> str:
     spent = f"spent {duration(why.seen.calls_s)} in {several(len(calls), 'call', 'calls')} of {kinds}"
     if (at_once := most_at_once(calls)) > 1:
         spent += f", up to {at_once} at once (each second counts once)"
+    if why.seen.waiting > LEAST_SHARE:
+        spent += f", without the {duration(why.seen.waited_s)} in which the script waited for a core"
     if floor:
         spent += f"; the same tokens need {duration(floor.seconds)} on this machine, "
         host_s = floor.overhead_s
@@ -90,23 +92,19 @@ def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its ceiling, if that is more than any finding saves."""
     if not why.modules:
         return []
-    module, calls_s = why.modules[0], (1 - why.seen.waiting) * steady_s(why.seen.calls)
-    # As the table has it: a repetition among other processes also waits for them.
+    module, calls_s = why.modules[0], steady_s(why.seen.calls)
+    # As the table has it.
     beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
-    if beyond_s < _MUCH * calls_s or beyond_s <= (1 - why.seen.waiting) * _largest_s(why):
+    if beyond_s < _MUCH * calls_s or beyond_s <= _largest_s(why):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)}{_without_waits(why)} beyond its ceiling"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its ceiling"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
 def _largest_s(why: Why) -> float:
     return max((item.saves_s for item in why.findings), default=0.0)
-
-
-def _without_waits(why: Why) -> str:
-    return " without waits for a core" if why.seen.waiting > LEAST_SHARE else ""
 
 
 def _slow_code(why: Why) -> list[str]:
@@ -115,11 +113,10 @@ def _slow_code(why: Why) -> list[str]:
     own = [part for part in time_parts(why) if part.own_code]
     code_s = sum(part.seconds for part in own)
     least_s = max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why))
-    if not own or code_s < (1 - seen.waiting) * least_s:
+    if not own or code_s < least_s:
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    all_of_it = f"{duration((1 - seen.waiting) * seen.wall_s)}{_without_waits(why)}"
-    return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
+    return [f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s - seen.waited_s)}, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -232,8 +229,8 @@ class TimePart:
 def time_parts(why: Why) -> list[TimePart]:
     """The parts of the script's run time, which add up to it, the largest first.
 
-    Calls of several threads overlap, so each part of them gets its share of the covered time. Waiting for other
-    processes is spread over all parts in proportion to their time, and has a part of its own.
+    Calls of several threads overlap, so each part of them gets its share of the covered time. Waiting for a core is in
+    none of the other parts, except in calls of a GPU.
     """
     seen = why.seen
     scale = seen.calls_s / max(sum(call.seconds for call in seen.calls), 1e-9)
@@ -253,11 +250,12 @@ def time_parts(why: Why) -> list[TimePart]:
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    parts += _own_code(seen, max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts)))
-    parts = [
-        *(replace(part, seconds=(1 - seen.waiting) * part.seconds) for part in parts),
-        *_forwards((1 - seen.waiting) * forwards_s, why),
-        TimePart("waiting for a core that other processes used", seen.waiting * seen.wall_s),
+    left_s = max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts))
+    waited_s = min(left_s, seen.waited_s)
+    parts += [
+        *_own_code(seen, left_s - waited_s),
+        *_forwards(forwards_s, why),
+        TimePart("waiting for a core that other processes used", waited_s),
     ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -306,7 +304,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     if floor is None:
         yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
         return
-    beyond_s = {module_row(module): (1 - why.seen.waiting) * module.beyond_s for module in why.modules[:_MOST_MODULES]}
+    beyond_s = {module_row(module): module.beyond_s for module in why.modules[:_MOST_MODULES]}
     shown = {row: seconds for row, seconds in beyond_s.items() if seconds >= _WORTH_A_MODULE * left_s}
     for row, seconds in shown.items():
         yield TimePart(row, min(left_s, seconds), beyond_floor=True)

@@ -23,10 +23,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
+from profiler.device import contention
 from profiler.device.clock import Clock
 from profiler.json_document import json_text
 from profiler.why_slow import costs, trials
 from profiler.why_slow.batch_and_loop_changes import batching_change
+from profiler.why_slow.call_record import Callback
 from profiler.why_slow.command import explained
 from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import CallFloor, SlowModule, Untried, Why, judge_calls
@@ -46,7 +48,7 @@ def parts_of(seen: Observations, floor: CallFloor | None = None) -> dict[str, fl
 def test_each_second_of_a_script_has_one_name() -> None:
     """Two calls take 10 and 8 s. The first has 2 s of one-time costs, and 5 of 16 s are not in forward passes.
 
-    A twentieth of the 40 s is waiting for other processes.
+    In 2 of the 40 s, which are in no other part, the script waits for a core.
     """
     calls = (
         generate(
@@ -65,19 +67,35 @@ def test_each_second_of_a_script_has_one_name() -> None:
             "overhead of Python and torch, at least": 2.0,
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0,
-            "kernels (modules unknown) slower than the ceilings, and overhead beyond that": 0.95 * 11 - 8,
-            "TopPLogitsWarper, at every token": 0.95 * 3.0,
-            "your Stops, at every token": 0.95 * 1.0,
-            "generate's own work": 0.95 * 1.0,
-            "one-time costs of first calls": 0.95 * 2.0,
-            "loading models": 0.95 * 6.0,
-            "tokenizers (s.py": 0.95 * 2.0,
-            "the script's code at s.py": 0.95 * 1.0,
-            "recording these calls": 0.95 * 0.5,
-            "imports and the script's other code": 0.95 * (40 - 18 - 9.5),
+            "kernels (modules unknown) slower than the ceilings, and overhead beyond that": 11.0 - 8,
+            "TopPLogitsWarper, at every token": 3.0,
+            "your Stops, at every token": 1.0,
+            "generate's own work": 1.0,
+            "one-time costs of first calls": 2.0,
+            "loading models": 6.0,
+            "tokenizers (s.py": 2.0,
+            "the script's code at s.py": 1.0,
+            "recording these calls": 0.5,
+            "imports and the script's other code": 40 - 18 - 9.5 - 2,
         }
     )
     assert sum(parts.values()) == pytest.approx(40.0)
+
+
+def test_a_part_leaves_out_its_own_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the 5 s of a logits processor, 3 are waits: it takes 2 s, however much the rest of its call waits."""
+    counted, time_s = tmp_path / "schedstat", [0.0]
+    counted.write_text("0 0 1")
+    monkeypatch.setattr(contention, "SCHEDSTAT_FILE", counted)
+    monkeypatch.setattr(contention, "now_s", lambda: time_s[0])
+
+    def penalty() -> None:
+        time_s[0] += 5.0
+        counted.write_text("0 3000000000 2")
+
+    noted: Any = SimpleNamespace(forward_s=0.0, callbacks_s={})
+    Callback(penalty, penalty, noted)()
+    assert noted.callbacks_s == {"penalty": 2.0}
 
 
 def test_no_part_is_longer_than_what_is_left() -> None:
@@ -148,7 +166,7 @@ def test_what_has_another_name_is_not_the_scripts_own_code(part: str, monkeypatc
     """The script sleeps COLD_S after each forward: in a tokenizer, in a load, or until a device has its token."""
     model, recorder, queue = tiny_llama(), Recorder(), Queue()
     if part == "read":
-        monkeypatch.setattr("profiler.why_slow.recorder.clock_for", lambda _: queue)
+        monkeypatch.setattr("profiler.why_slow.recorder.own_clock_for", lambda _: queue)
         model.register_forward_hook(queue.submit)
     within: Callable[..., object] = {
         "text": lambda run: recorder.text(partial(run, None, "a text")),
@@ -458,23 +476,20 @@ def test_an_answer_without_a_finding_says_what_was_tried(
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
     lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", code_s / 2), OwnLine("s.py:8", "", "", code_s / 2))
     seen = replace(SEEN, wall_s=20.0, own_lines=lines)
-    # On a busy machine all of it takes twice as long.
-    busy = replace(seen, wall_s=40.0, waited_s=20.0, calls=(replace(CALLED, seconds=20.0),),
-                   own_lines=tuple(replace(line, seconds=2 * line.seconds) for line in lines))  # fmt: skip
+    busy = replace(seen, wall_s=40.0, waited_s=20.0)
     for each in (seen, busy):
         first = why_sentences(judge_calls(each, [], CallFloor(1.0, 0.1)))[0]
         assert ("own code takes 6.00 s" in first and "s.py:7" in first) == is_named
 
 
 def test_a_slow_module_is_named_on_a_busy_machine() -> None:
-    """The convolution takes 6 of 10 s of the calls. Next to other processes, which take three of four turns, all takes
-    four times as long."""
+    """The convolution takes 6 of 10 s of the calls, besides 36 s of waits, which the second sentence names once."""
     slow = SlowModule("Conv", "tower.conv", "own.py:3", 6.0, 0.0, "s.py:4")
-    busy = replace(SEEN, wall_s=48.0, waited_s=36.0, calls=(replace(CALLED, seconds=40.0),))
-    stretched = replace(slow, beyond_s=24.0)
-    for seen, module, words in ((SEEN, slow, ""), (busy, stretched, " without waits for a core")):
-        first, *_ = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[module]))
-        assert first.startswith(f"Conv (tower.conv, own.py:3) takes 6.00 s of 10.0 s{words} beyond its ceiling")
+    busy = replace(SEEN, wall_s=48.0, waited_s=36.0)
+    for seen, words in ((SEEN, ";"), (busy, ", without the 36.0 s in which the script waited for a core;")):
+        first, second, *_ = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[slow]))
+        assert first.startswith("Conv (tower.conv, own.py:3) takes 6.00 s of 10.0 s beyond its ceiling")
+        assert second.startswith(f"s.py spent 10.0 s in 1 call of generate{words}")
 
 
 @pytest.mark.slow
