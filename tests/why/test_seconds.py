@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -38,6 +39,7 @@ from profiler.why_slow.observations import Call, Load, Observations, OwnLine, mo
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
+from profiler.why_slow.repeat_call import Run
 from profiler.why_slow.trials import once_warm
 
 
@@ -435,6 +437,46 @@ def test_the_ceilings_are_those_of_the_shapes() -> None:
     assert found.ceiling_s["model.layers.0.mlp.up_proj"] == pytest.approx(8192e-9)
     assert found.ceiling_s["model.layers.0.self_attn"] == pytest.approx(2 * 2 * 2 * 8 * 16 * 4 * 1e-9)
     assert sum(found.own_s.values()) <= found.group.seconds
+
+
+class Ticks(Clock):
+    """A clock that only modules turn, by whole seconds."""
+
+    time_s = 0
+
+    def mark(self) -> int:
+        return self.time_s * 10**9
+
+
+class Takes(torch.nn.Module):
+    """A module that takes so many seconds at its first call, and at later ones."""
+
+    def __init__(self, clock: Ticks, first_s: int, later_s: int) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, itertools.chain([first_s], itertools.repeat(later_s))
+
+    def forward(self, ids: Any) -> Any:
+        self.clock.time_s += next(self.seconds)
+        return ids
+
+
+@pytest.mark.parametrize(("own_call_s", "named"), [(31.0, {"Slower": 19.0, "Takes": 12.0}), (17.0, {"Slower": 19.0})])
+def test_noise_of_a_repeated_prompt_is_not_multiplied(own_call_s: float, named: dict[str, float]) -> None:
+    """Four tokens stand for ten: 3 + 9 x 1 s and 1 + 9 x 2 s. The prompt of the difference is not run: it is the same.
+
+    If the script's own call took 14 s less than the repetition, 12 s are within the noise.
+    """
+    clock, slower = Ticks(), type("Slower", (Takes,), {})
+    model = torch.nn.Sequential(Takes(clock, 3, 1), slower(clock, 1, 2))
+    parts = Run(Mock(side_effect=AssertionError), weight=-2.0), Run(lambda: [model(1) for _ in range(4)], weight=3.0)
+    call = replace(generate(0, own_call_s), new_tokens=10)
+    group: Any = SimpleNamespace(
+        model=model, calls=[call], middle=(call, SimpleNamespace(clock=clock)), seconds=31.0,
+        repeated=lambda: Run(lambda: None, shortened=lambda _: parts),
+    )  # fmt: skip
+    found = module_times(group, lambda seconds: not seconds)
+    assert found is not None
+    assert {each.name: each.beyond_s for each in found.slowest()} == pytest.approx(named)
 
 
 CALLED = generate(0, 10.0)
