@@ -79,13 +79,21 @@ def _spent(why: Why) -> str:
         spent += f", up to {at_once} at once (each second counts once)"
     if why.seen.waiting > LEAST_SHARE:
         spent += f", without the {duration(why.seen.waited_s)} in which the script waited for a core"
-    if floor:
-        spent += f"; the same tokens need {duration(floor.seconds)} on this machine, "
-        host_s = floor.overhead_s
+    floor_s, host_s = _floor_s(why)
+    if floor_s is not None:
+        spent += f"; the same tokens need {duration(floor_s)} on this machine, "
         spent += "without overhead, which is unknown" if host_s is None else f"{duration(host_s)} of it overhead"
     if floor and floor.left_out:
         spent += f", without {' and '.join(floor.left_out)}, which could not be counted"
     return spent
+
+
+def _floor_s(why: Why) -> tuple[float | None, float | None]:
+    """(seconds of the floor, overhead in them), with the overhead of the table: by itself, it may take longer."""
+    if why.floor is None or why.floor.overhead_s is None:
+        return why.floor.seconds if why.floor else None, None
+    host_s = sum(part.seconds for part in time_parts(why) if part.what == _OVERHEAD)
+    return why.floor.seconds - why.floor.overhead_s + host_s, host_s
 
 
 def _slow_module(why: Why) -> list[str]:
@@ -127,7 +135,7 @@ def _unnoted_words(unnoted: UnrecordedCall) -> str:
 def _nothing(why: Why) -> str:
     """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
-    share = why.floor.seconds / calls_s if why.floor and calls_s else 0.0
+    share = (_floor_s(why)[0] or 0.0) / calls_s if calls_s else 0.0
     start = f"Nothing to change of {len(why.tried)} tried" if why.tried else "Nothing to change"
     if why.not_tried:
         found = f"Nothing was found in {several(len(why.tried), 'trial', 'trials')}, and others could not be made"
@@ -280,6 +288,7 @@ def module_row(module: SlowModule) -> str:
     return f"{module.name} beyond its ceiling ({module.place})"
 
 
+_OVERHEAD = "overhead of Python and torch, at least"
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
 _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 
@@ -294,7 +303,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
         host_s = floor.overhead_s or 0.0
         named = [
             ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s, False),
-            ("overhead of Python and torch, at least", host_s, False),
+            (_OVERHEAD, host_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
             *named,
         ]
@@ -352,13 +361,13 @@ class WhyDocument(Document):
 
 def why_document(why: Why) -> WhyDocument:
     """The JSON document of an answer."""
-    seen = why.seen
+    seen, (floor_s, host_s) = why.seen, _floor_s(why)
     return view(
         WhyDocument,
         seen,
         calls_at_once=most_at_once(seen.calls),
-        floor_s=why.floor.seconds if why.floor else None,
-        floor_overhead_s=why.floor.overhead_s if why.floor else None,
+        floor_s=floor_s,
+        floor_overhead_s=host_s,
         time=time_parts(why),
         own_lines=seen.own_lines[:_MOST_ROWS],
         answer=why_sentences(why),

@@ -101,11 +101,15 @@ def test_a_part_leaves_out_its_own_waits_for_a_core(tmp_path: Path, monkeypatch:
 
 
 def test_no_part_is_longer_than_what_is_left() -> None:
-    """By inaccurate measurements, a floor of 5 s and overhead of 3 s exceed 6 s of forward passes."""
-    parts = parts_of(script(6.0, generate(0, 6.0, forward_s=6.0)), CallFloor(8.0, 3.0))
+    """By inaccurate measurements, a floor of 5 s and overhead of 3 s exceed 6 s of forward passes: 1 s is left."""
+    seen, floor = script(6.0, generate(0, 6.0, forward_s=6.0)), CallFloor(8.0, 3.0)
+    parts = parts_of(seen, floor)
     assert parts == {
         "kernels at the ceilings of this machine": 5.0, "overhead of Python and torch, at least": 1.0,
     }  # fmt: skip
+    found = judge_calls(seen, [], floor)
+    assert "need 6.00 s on this machine, 1.00 s of it overhead" in why_sentences(found)[0]
+    assert (why_document(found).floor_s, why_document(found).floor_overhead_s) == (6.0, 1.0)
 
 
 def test_forward_passes_and_sampling_are_timed_within_generate() -> None:
