@@ -52,6 +52,8 @@ class Recorder:
     noting_s: float = 0.0
     kept: KeptArguments = field(default_factory=KeptArguments)
     own_lines: tuple[OwnLine, ...] = ()
+    making_s: float = 0.0
+    sampled_s: float = 0.0
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
@@ -259,8 +261,8 @@ class Recorder:
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             recompilations(self._compilations), by_line(self.again_s), graph_breaks(self._breaks), self.unnoted,
-            tuple(self.fallbacks), own_lines=self.own_lines, callbacks=self.functions,
-            waited_s=waited_s,
+            tuple(self.fallbacks), own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s,
+            callbacks=self.functions, waited_s=waited_s,
         )  # fmt: skip
 
     @property

@@ -27,8 +27,8 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
-_MUCH, _MUCH_OF_ALL = 0.25, 0.1
-"""Shares of the calls' time from which on one kind of module or own code is named first, and of the run time."""
+_MUCH = 0.25
+"""Share of the calls' time from which on one kind of module or own code is named first."""
 _WORTH_A_ROW = 0.01
 """Share of the script's run time from which on a part of it has its own row."""
 _UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "compiled", "outputs": "more outputs"}
@@ -120,11 +120,12 @@ def _slow_code(why: Why) -> list[str]:
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
     code_s = sum(part.seconds for part in own)
-    least_s = max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why))
+    all_s = code_s + seen.watched_s
+    least_s = max(_MUCH * seen.watched_s, _largest_s(why))
     if not own or code_s < least_s:
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    return [f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s - seen.waited_s)}, {where}."]
+    return [f"The script's own code takes {duration(code_s)} of {duration(all_s)} without imports, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -274,11 +275,12 @@ _AT_A_LINE = "the script's code at "
 
 
 def _own_code(seen: Observations, other_s: float) -> Iterator[TimePart]:
-    """The rest of the run time, by the sampled lines of the script's own code."""
-    sampled_s = sum(line.seconds for line in seen.own_lines)
+    """The rest of the run time, by the sampled lines of the script's own code, which also waited for a core."""
+    sampled_s = max(seen.sampled_s, sum(line.seconds for line in seen.own_lines))
     scale = min(1.0, other_s / sampled_s) if sampled_s else 0.0  # of waits for a GPU, which is in calls meanwhile
     shown = [TimePart(f"{_AT_A_LINE}{line.words}", scale * line.seconds, own_code=True)
              for line in seen.own_lines[:_MOST_LINES]]  # fmt: skip
+    shown.append(TimePart("making models", scale * seen.making_s))
     yield from shown
     yield TimePart("imports and the script's other code", other_s - sum(part.seconds for part in shown))
 

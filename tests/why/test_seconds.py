@@ -100,6 +100,16 @@ def test_a_part_leaves_out_its_own_waits_for_a_core(tmp_path: Path, monkeypatch:
     assert noted.callbacks_s == {"penalty": 2.0}
 
 
+def test_samples_leave_out_the_waits_between_calls() -> None:
+    """Of 10 s outside of calls, 5 s are waits: half of the 4 s of a line, the 2 s of constructors and the rest."""
+    line = OwnLine("s.py:9", "pick", "", 4.0)
+    seen = script(20.0, generate(0, 10.0), waited_s=5.0, own_lines=(line,), making_s=2.0, sampled_s=10.0)
+    assert parts_of(seen) == {
+        "forward passes": 10.0, "waiting for a core that other processes used": 5.0, "the script's code at s.py": 2.0,
+        "imports and the script's other code": 2.0, "making models": 1.0,
+    }  # fmt: skip
+
+
 def test_no_part_is_longer_than_what_is_left() -> None:
     """By inaccurate measurements, a floor of 5 s and overhead of 3 s exceed 6 s of forward passes: 1 s is left."""
     seen, floor = script(6.0, generate(0, 6.0, forward_s=6.0)), CallFloor(8.0, 3.0)
@@ -522,8 +532,8 @@ def test_an_answer_without_a_finding_says_what_was_tried(
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
     lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", code_s / 2), OwnLine("s.py:8", "", "", code_s / 2))
     seen = replace(SEEN, wall_s=20.0, own_lines=lines)
-    busy = replace(seen, wall_s=40.0, waited_s=20.0)
-    for each in (seen, busy):
+    imports = replace(seen, wall_s=400.0, waited_s=20.0)
+    for each in (seen, imports):
         first = why_sentences(judge_calls(each, [], CallFloor(1.0, 0.1)))[0]
         assert ("own code takes 6.00 s" in first and "s.py:7" in first) == is_named
 
