@@ -8,16 +8,12 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
-from profiler.device.clock import Clock, clock_for, now_s
+from profiler.device.clock import Clock, now_s
 from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.stats import NANOSECOND_S
-
-if TYPE_CHECKING:
-    import torch
 
 SCHEDSTAT_FILE = Path("/proc/self/schedstat")
 # The kernel counts CPU time in ticks of 10 ms; over a shorter time, rounding would dominate.
@@ -49,11 +45,6 @@ class OwnClock(Clock):
 
     def mark(self) -> int:
         return round(own_s() / NANOSECOND_S)
-
-
-def own_clock_for(device: torch.device) -> Clock:
-    """Return CUDA events for a GPU, and a clock for a CPU that stops while the main thread waits for a core."""
-    return clock_for(device) if device.type == "cuda" else OwnClock()
 
 
 class ForeignLoad:

@@ -19,7 +19,7 @@ from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.patching import patched
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Untried, Why, judge_calls
+from profiler.why_slow.findings import LEAST_SHARE, TRIALS_SHARE, CallFloor, Untried, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -162,7 +162,8 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
         group.floor = floor
     more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
     more += fallback_findings(seen.fallbacks, groups, times_of, untried)
-    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried, on_core)
+    until_trials_s = start_s + TRIALS_SHARE * budget_s
+    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, until_trials_s, untried, on_core)
     more += conversion_findings(seen, recorder.loaded_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler.device.clock import OwnTime
-from profiler.device.contention import ForeignLoad, own_clock_for, own_s, waited_for_core_s
+from profiler.device.clock import OwnTime, clock_for
+from profiler.device.contention import ForeignLoad, OwnClock, own_s, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
@@ -296,8 +296,9 @@ class Recorder:
         compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
         settings = replace(settings, compiled=compiled)
         device = torch.device(settings.device)
+        clock = OwnClock() if settings.on_cpu else clock_for(device)
         noted = CallRecord(
-            watched, weakref.ref(model), users_line(), settings, shape, own_clock_for(device),
+            watched, weakref.ref(model), users_line(), settings, shape, clock,
             TorchContext.current(device.type),
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,

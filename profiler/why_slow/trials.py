@@ -21,7 +21,6 @@ from profiler.why_slow.findings import (
     LEAST_ROUNDS,
     LEAST_SHARE,
     MOST_ROUNDS,
-    TRIALS_SHARE,
     Finding,
     Rounds,
     TriedChange,
@@ -83,22 +82,15 @@ def plan_trial(candidate: Candidate, share_s: float) -> TrialPlan:
 
 
 def try_changes(
-    groups: Sequence[CallGroup],
-    least_s: float,
-    budget_s: float,
-    spent_s: float,
-    untried: Untried,
-    on_core: float = 1.0,
+    groups: Sequence[CallGroup], least_s: float, deadline_s: float, untried: Untried, on_core: float = 1.0
 ) -> list[TriedChange]:
     """Trials of groups of at least `least_s` seconds; `untried` gets other changes.
 
     What saves the most per second of its trial comes first; a trial that is closer to what the user would run comes
     after all others, unless its stand-in has saved nothing. Each has a share of the time by what it could save.
-    Trials have TRIALS_SHARE of `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until
-    then are returned. The sides of a pair leave out the seconds in which this process waits for a core. `on_core` is
-    the share of the time in which it does not wait.
+    Trials end at `deadline_s`, by `now_s`, or at an interrupt; those made until then are returned. The sides of a pair
+    leave out the seconds in which this process waits for a core. `on_core` is the share of the others.
     """
-    deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: dict[tuple[str, Sequence[int]], TriedChange] = {}
     closer: list[Candidate] = []
 

@@ -182,7 +182,7 @@ def test_what_has_another_name_is_not_the_scripts_own_code(part: str, monkeypatc
     """The script sleeps COLD_S after each forward: in a tokenizer, in a load, or until a device has its token."""
     model, recorder, queue = tiny_llama(), Recorder(), Queue()
     if part == "read":
-        monkeypatch.setattr("profiler.why_slow.recorder.own_clock_for", lambda _: queue)
+        monkeypatch.setattr("profiler.why_slow.recorder.OwnClock", lambda: queue)
         model.register_forward_hook(queue.submit)
     within: Callable[..., object] = {
         "text": lambda run: recorder.text(partial(run, None, "a text")),
