@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from profiler.why_slow.module_times import ModuleTimes
     from profiler.why_slow.repeat_call import CallGroup
 
+# Without a language model, the lines of a script with torch are an answer from so many seconds on.
+_LEAST_OWN_S = 1.0
 # Share of the budget for repeating first calls.
 _FIRST_CALLS_SHARE = 0.25
 # Share of the budget by whose end the modules that the floor or a finding needs were timed.
@@ -61,7 +63,7 @@ def why_script(
         def end(code: int) -> None:
             around.close()
             found = explained(recorder, name, budget_s, interrupted=code == 130)
-            folder, hints = None, () if found else _hints(recorder)
+            folder, hints = None, () if found and found.seen.calls else _hints(recorder)
             if found is not None:
                 stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(name).stem)
                 folder = out or Path("runs") / f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
@@ -106,13 +108,14 @@ def _before_immediate_exit(end: Callable[[int], None]) -> contextlib.AbstractCon
 
 
 def explained(recorder: Recorder, name: str, budget_s: float | None = None, *, interrupted: bool = False) -> Why | None:
-    """The answer, after trials of the recorded calls; None if no model was called or loaded.
+    """The answer, after trials of the recorded calls; None if nothing is known of its time.
 
     By default `budget_s` is as long as the script took, at least 30 s and at most 5 min.
     """
     start_s = now_s()
     seen = recorder.seen(name, interrupted=interrupted)
-    if not seen.calls and not seen.loads and not seen.unnoted:
+    own_s = sum(line.seconds for line in seen.own_lines) if "torch" in sys.modules else 0.0
+    if not seen.calls and not seen.loads and not seen.unnoted and own_s < _LEAST_OWN_S:
         return None
     from profiler.run.warnings import busy_words
 
@@ -162,8 +165,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
         group.floor = floor
     more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
     more += fallback_findings(seen.fallbacks, groups, times_of, untried)
-    until_trials_s = start_s + TRIALS_SHARE * budget_s
-    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, until_trials_s, untried, on_core)
+    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, start_s + TRIALS_SHARE * budget_s, untried, on_core)
     more += conversion_findings(seen, recorder.loaded_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None

@@ -58,10 +58,7 @@ class ModuleTimes:
         return sum(seconds for name, seconds in self.ceiling_s.items() if f"{name}.".startswith(prefixes))
 
     def slowest(self) -> list[SlowModule]:
-        """The modules with the most time beyond their ceilings: those of one class together, torch's own by place.
-
-        Those whose time is within the noise are left out.
-        """
+        """The modules with the most time beyond ceilings and noise: of one class together, torch's own by place."""
         modules = dict(self.group.model.named_modules())
         by_kind: dict[tuple[type, str], list[str]] = {}
         for name in sorted(self.own_s, key=lambda name: -self.own_s[name]):

@@ -41,10 +41,9 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         going.clear()
         thread.join()
         recorder.making_s = sum(seconds.pop(_MAKING, {}).values())
-        lines = (OwnLine(where, function, calls, sum(lines.values()))
-                 for (_, function), lines in seconds.items()
-                 for where, calls in [max(lines, key=lambda line: lines[line])])  # fmt: skip
-        known = (line for line in lines if line.seconds >= _LEAST_S)
+        known = [OwnLine(where, function, calls, sum(lines.values()))
+                 for (_, function), lines in seconds.items() if sum(lines.values()) >= _LEAST_S
+                 for where, calls in [max(lines, key=lambda line: lines[line])]]  # fmt: skip
         recorder.own_lines = tuple(sorted(known, key=lambda line: -line.seconds))
 
 
@@ -65,9 +64,8 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
         alone = all(thread.daemon or thread.ident == main for thread in threading.enumerate())
         sys.setswitchinterval(_SWITCH_S if alone else usual_s)
         spent_s, last_s = now_s() - last_s, now_s()
-        place = _place(sys._current_frames().get(main))
         recorder.sampled_s += spent_s
-        if place is not None:
+        if (place := _place(sys._current_frames().get(main))) is not None:
             seconds[place[:2]][place[2:]] += spent_s
     sys.setswitchinterval(usual_s)
     recorder.noting_s += timer.core_seconds()

@@ -51,7 +51,7 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     if unclear := [f"{trial.evidence} ({trial.where}, {percent(share)})" for trial, share in why.unclear]:
         lines.append(f"Unclear, as pairs disagree: {'; '.join(unclear)}. Try again when nothing else runs.")
-    if not why.findings and not unclear and not seen.interrupted and (seen.calls or not seen.unnoted):
+    if not why.findings and not unclear and not seen.interrupted and (seen.calls or (seen.loads and not seen.unnoted)):
         lines.append(_nothing(why))
     if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
@@ -72,7 +72,8 @@ def _spent(why: Why) -> str:
     if not calls and why.seen.unnoted:
         return f"ran, but no call was recorded: {_unnoted_words(why.seen.unnoted)}"
     if not calls:
-        return "loaded a model but called none"
+        none = "called no language model in its own process; calls in other processes are not seen"
+        return "loaded a model but called none" if why.seen.loads else none
     kinds = " and ".join(sorted({call.kind for call in calls}, reverse=True))
     spent = f"spent {duration(why.seen.calls_s)} in {several(len(calls), 'call', 'calls')} of {kinds}"
     if (at_once := most_at_once(calls)) > 1:
@@ -101,7 +102,6 @@ def _slow_module(why: Why) -> list[str]:
     if not why.modules:
         return []
     module, calls_s = why.modules[0], steady_s(why.seen.calls)
-    # As the table has it.
     beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
     if beyond_s < _MUCH * calls_s or beyond_s <= _largest_s(why):
         return []
@@ -120,12 +120,11 @@ def _slow_code(why: Why) -> list[str]:
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
     code_s = sum(part.seconds for part in own)
-    all_s = code_s + seen.watched_s
-    least_s = max(_MUCH * seen.watched_s, _largest_s(why))
-    if not own or code_s < least_s:
+    if not own or code_s < max(_MUCH * seen.watched_s, _largest_s(why)):
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    return [f"The script's own code takes {duration(code_s)} of {duration(all_s)} without imports, {where}."]
+    all_of_it = f"{duration(code_s + seen.watched_s)} without imports"
+    return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -392,7 +391,7 @@ def why_sections(why: Why) -> list[Section]:
     if len(shown) < len(parts):
         shown.append(TimePart("all else", sum(part.seconds for part in parts if part not in shown)))
     times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
-    if not why.seen.calls and not why.seen.loads:
+    if not why.seen.calls and not why.seen.loads and why.seen.unnoted:
         times = []
     legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import CallFloor, SlowModule, Untried, Why, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
-from profiler.why_slow.observations import Call, Load, Observations, OwnLine, most_at_once
+from profiler.why_slow.observations import Call, Load, Observations, OwnLine, Recompilation, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
@@ -536,6 +537,25 @@ def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(c
     for each in (seen, imports):
         first = why_sentences(judge_calls(each, [], CallFloor(1.0, 0.1)))[0]
         assert ("own code takes 6.00 s" in first and "s.py:7" in first) == is_named
+
+
+@pytest.mark.parametrize(("code_s", "has_torch", "lines"), [(8.0, True, 2), (0.9, True, 0), (8.0, False, 0)])
+def test_a_script_without_a_language_model_has_its_most_expensive_line(
+    code_s: float, has_torch: bool, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three quarters of the code's time are at s.py:7. Other code that is compiled again is no call of a model."""
+    if not has_torch:
+        monkeypatch.delitem(sys.modules, "torch")
+    code = OwnLine("s.py:7", "rank", "torch.Module._call", 0.75 * code_s), OwnLine("s.py:8", "", "", 0.25 * code_s)
+    seen = script(20.0, own_lines=code, recompilations=(Recompilation(1.0, "another size"),))
+    recorder: Any = SimpleNamespace(seen=lambda *_, **__: seen, foreign=Mock(cores=lambda: None))
+    found = explained(recorder, "s.py")
+    sentences = why_sentences(found) if found else []
+    assert len(sentences) == lines
+    if sentences:
+        where = "6.00 s of it at s.py:7, in rank: torch.Module._call"
+        assert sentences[0] == f"The script's own code takes 8.00 s of 8.00 s without imports, {where}."
+        assert sentences[1].startswith("s.py called no language model in its own process")
 
 
 def test_a_slow_module_is_named_on_a_busy_machine() -> None:
