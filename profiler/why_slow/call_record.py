@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from profiler.device.clock import Clock, now_s
+from profiler.device.clock import Clock
+from profiler.device.contention import own_s
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
 
@@ -122,11 +123,11 @@ class Callback:
         return next(((code.co_qualname, f"{file}:{code.co_firstlineno}") for code, file in own), ("", ""))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        start_s, forward_s = now_s(), self.noted.forward_s  # as calls are timed: waits for a core stretch both alike
+        start_s, forward_s = own_s(), self.noted.forward_s
         try:
             return self.run(*args, **named)
         finally:
-            spent_s = max(0.0, now_s() - start_s - (self.noted.forward_s - forward_s))
+            spent_s = max(0.0, own_s() - start_s - (self.noted.forward_s - forward_s))
             is_own = not str(_unwrapped(self.item).__module__).startswith("transformers.")
             times, name = self.noted.callbacks_s if is_own else self.noted.processors_s, self.name
             times[name] = times.get(name, 0.0) + spent_s

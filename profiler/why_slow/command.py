@@ -19,7 +19,7 @@ from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.patching import patched
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Untried, Why, judge_calls
+from profiler.why_slow.findings import LEAST_SHARE, TRIALS_SHARE, CallFloor, Untried, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from profiler.why_slow.module_times import ModuleTimes
     from profiler.why_slow.repeat_call import CallGroup
 
+# Without a language model, the lines of a script with torch are an answer from so many seconds on.
+_LEAST_OWN_S = 1.0
 # Share of the budget for repeating first calls.
 _FIRST_CALLS_SHARE = 0.25
 # Share of the budget by whose end the modules that the floor or a finding needs were timed.
@@ -61,7 +63,7 @@ def why_script(
         def end(code: int) -> None:
             around.close()
             found = explained(recorder, name, budget_s, interrupted=code == 130)
-            folder, hints = None, () if found else _hints(recorder)
+            folder, hints = None, () if found and found.seen.calls else _hints(recorder)
             if found is not None:
                 stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(name).stem)
                 folder = out or Path("runs") / f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
@@ -106,13 +108,14 @@ def _before_immediate_exit(end: Callable[[int], None]) -> contextlib.AbstractCon
 
 
 def explained(recorder: Recorder, name: str, budget_s: float | None = None, *, interrupted: bool = False) -> Why | None:
-    """The answer, after trials of the recorded calls; None if no model was called or loaded.
+    """The answer, after trials of the recorded calls; None if nothing is known of its time.
 
     By default `budget_s` is as long as the script took, at least 30 s and at most 5 min.
     """
     start_s = now_s()
     seen = recorder.seen(name, interrupted=interrupted)
-    if not seen.calls and not seen.loads and not seen.unnoted:
+    own_s = sum(line.seconds for line in seen.own_lines) if "torch" in sys.modules else 0.0
+    if not seen.calls and not seen.loads and not seen.unnoted and own_s < _LEAST_OWN_S:
         return None
     from profiler.run.warnings import busy_words
 
@@ -143,7 +146,8 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     limits = effort.STANDARD
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
-    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
+    on_core = 1 - seen.waiting
+    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * on_core * budget_s)
     untried = Untried()
     groups = call_groups(recorder, seen, untried)
     until_s = start_s + _MODULES_SHARE * budget_s
@@ -153,7 +157,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     def times_of(group: CallGroup) -> ModuleTimes | None:
         if known.get(group) is None:
             subject = subjects.get(group.calls[0].model)
-            known[group] = module_times(group, lambda seconds: now_s() + seconds <= until_s, subject)
+            known[group] = module_times(group, lambda seconds: now_s() + seconds / on_core <= until_s, subject)
         return known[group]
 
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
@@ -161,7 +165,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
         group.floor = floor
     more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
     more += fallback_findings(seen.fallbacks, groups, times_of, untried)
-    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried)
+    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, start_s + TRIALS_SHARE * budget_s, untried, on_core)
     more += conversion_findings(seen, recorder.loaded_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None

@@ -372,7 +372,7 @@ def _reloads(seen: Observations) -> Iterator[Finding]:
 
 def _recompilations(seen: Observations) -> Iterator[Finding]:
     """Time of compilations after the first of the same code; they happen within the calls."""
-    if not seen.recompilations:
+    if not seen.recompilations or not seen.calls:
         return
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
     change = "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
@@ -381,7 +381,7 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
         change = 'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
     yield Finding(
         "recompiles", min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
-        seen.calls[0].where if seen.calls else "",
+        seen.calls[0].where,
         f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})", change,
         "measured", "the compilations after the first",
     )  # fmt: skip

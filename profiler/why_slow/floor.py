@@ -16,7 +16,8 @@ from profiler.counting.module_kinds import not_run_for_text
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
-from profiler.device.machine import machine_for
+from profiler.device.contention import OwnClock
+from profiler.device.machine import Machine, machine_for
 from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
 from profiler.measure.overhead import least_overhead_s
@@ -93,8 +94,9 @@ def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subj
     work = replace(work, operators=tuple(item for item in work.operators if not item.name.startswith(within)))
     parameter = next(model.parameters())
     dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
+    timed = machine if machine.clock.ahead else Machine(parameter.device, clock=OwnClock())
     try:
-        overhead_s = least_overhead_s(model, machine)
+        overhead_s = least_overhead_s(model, timed)
     except Exception:  # a class that cannot be built from only its config
         overhead_s = None
     return Subject(

@@ -15,7 +15,7 @@ from torch import nn
 
 from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, collapse_numbers
-from profiler.device.clock import Clock, time_calls
+from profiler.device.clock import Clock
 from profiler.facts.step import ExecutionPath, Step
 from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.patching import patched
@@ -50,13 +50,15 @@ class ModuleTimes:
     """Empty without ceilings."""
     calls: Mapping[str, float]
     """Calls of the module in one of the group's calls."""
+    noise_s: float = 0.0
+    """How much of the seconds the repetition took longer than the script's own call."""
 
     def ceiling_within(self, prefixes: tuple[str, ...]) -> float:
         """Roofline seconds of the modules whose names begin with one of these."""
         return sum(seconds for name, seconds in self.ceiling_s.items() if f"{name}.".startswith(prefixes))
 
     def slowest(self) -> list[SlowModule]:
-        """The modules with the most time beyond their ceilings: those of one class together, torch's own by place."""
+        """The modules with the most time beyond ceilings and noise: of one class together, torch's own by place."""
         modules = dict(self.group.model.named_modules())
         by_kind: dict[tuple[type, str], list[str]] = {}
         for name in sorted(self.own_s, key=lambda name: -self.own_s[name]):
@@ -66,9 +68,12 @@ class ModuleTimes:
         forwards, where = max(1, self.group.middle[0].forwards), self.group.calls[0].where
         found = []
         for (kind, _), names in by_kind.items():
-            beyond_s = sum(max(0.0, self.own_s[name] - self.ceiling_s.get(name, 0.0)) for name in names)
+            beyond_s = sum(self.own_s[name] - self.ceiling_s.get(name, 0.0) for name in names)
             calls = sum(self.calls[name] for name in names) / forwards
-            found.append(SlowModule(kind.__name__, collapse_numbers(names[0]), _line_of(kind), beyond_s, calls, where))
+            if beyond_s > self.noise_s:
+                found.append(
+                    SlowModule(kind.__name__, collapse_numbers(names[0]), _line_of(kind), beyond_s, calls, where)
+                )
         return sorted(found, key=lambda module: -module.beyond_s)
 
 
@@ -100,7 +105,9 @@ def module_times(
     except Exception:  # a call that cannot be repeated has no known modules
         return None
     own_s, ceiling_s, calls = (defaultdict[str, float](float) for _ in range(3))
-    scale = group.seconds / whole_s if whole_s > 0 else 0.0
+    group_s = group.seconds - sum(each.left_out_s for each in group.calls)
+    scale = group_s / whole_s if whole_s > 0 else 0.0
+    noise_s = max(0.0, group_s - scale * (call.steady_s - call.left_out_s))
     under, clock = subject.under if subject else None, noted.clock
     peak = under.peak(call.settings.dtype, call.settings.dtype) if under else 1.0
     for visit in visits:
@@ -110,7 +117,7 @@ def module_times(
         if under:
             least_s = max(visit.flops / peak, visit.nbytes / under.bytes_per_s)
             ceiling_s[visit.name] += len(group.calls) * visit.weight * least_s
-    return ModuleTimes(group, own_s, ceiling_s, calls)
+    return ModuleTimes(group, own_s, ceiling_s, calls, noise_s)
 
 
 def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool]) -> Sequence[Run]:
@@ -127,12 +134,17 @@ def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool])
 def _visits(
     model: nn.Module, parts: Sequence[Run], clock: Clock, experts: Mapping[int, Experts]
 ) -> tuple[list[_Visit], float]:
-    """Each visit of a module while the parts run, with its work, and the seconds of all parts."""
+    """Each visit of a module while the parts run, with its work, and the seconds of all parts.
+
+    A part that counts negatively is the first forward of the last part. It is not run again: that forward counts less.
+    """
+    *others, last = [part for part in parts if part.weight > 0]
+    repeated = sum(part.weight for part in parts if part.weight < 0)
     visits, stack = list[_Visit](), list[_Visit]()
     whole_s, sdpa = 0.0, nn.functional.scaled_dot_product_attention
 
     def enter(name: str) -> None:
-        visit = _Visit(name, part.weight, [])
+        visit = _Visit(name, part.weight + (less if len(marks) == 1 else 0.0), [])
         if stack:
             stack[-1].children.append(visit)
         visits.append(visit)
@@ -142,6 +154,8 @@ def _visits(
     def leave(module: nn.Module, args: Any, found: Any) -> None:
         mark, visit = clock.mark(), stack.pop()
         visit.marks.append(mark)
+        if not visit.name and len(marks) == 1:
+            marks.append(mark)
         _add_work(visit, module, experts.get(id(module)), args, found)
 
     def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
@@ -156,9 +170,13 @@ def _visits(
             hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: enter(name)).remove)
             hooks.callback(module.register_forward_hook(leave).remove)
         hooks.enter_context(patched(nn.functional, scaled_dot_product_attention=attention))
-        for part in parts:
-            [seconds] = time_calls(part, clock, 1, drop_first=False)
-            whole_s += part.weight * seconds
+        for part, less in [*((part, 0.0) for part in others), (last, repeated)]:
+            marks = [clock.mark()]
+            part()
+            marks.append(clock.mark())
+            clock.synchronize()
+            first_s, *further_s = clock.seconds(marks)
+            whole_s += (part.weight + less) * first_s + part.weight * sum(further_s)
     return visits, whole_s
 
 

@@ -79,6 +79,7 @@ class Call:
     forwards: int
     """Forward passes of the model within the call."""
     seconds: float
+    """Without waits of the main thread for a core, which only `wall_s` and samples of lines have."""
     where: str
     """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
     settings: CallSettings
@@ -153,9 +154,10 @@ class LineTime:
 
 @dataclass(frozen=True)
 class OwnLine:
-    """Seconds at one line of the script outside of its models' calls, from samples of the main thread."""
+    """Seconds of a function of the script, or of a line of none, outside of its models' calls, from samples."""
 
     where: str
+    """The line with the most of them."""
     function: str
     """The script's function that the line is in; empty for a line of the module."""
     calls: str
@@ -217,6 +219,10 @@ class Observations:
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
     own_lines: tuple[OwnLine, ...] = ()
     """Where the script's own code spent its time, the longest first; without imports."""
+    making_s: float = 0.0
+    """Seconds in the constructors of modules, outside of loads, from the same samples."""
+    sampled_s: float = 0.0
+    """Seconds of all samples outside of calls, imports included."""
     callbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """(function of the script, line where it begins) by the names in `Call.callbacks_s` and `Call.processors_s`."""
     warnings: tuple[str, ...] = ()
@@ -225,7 +231,7 @@ class Observations:
     @property
     def waiting(self) -> float:
         """Share of the run time in which it waited for a core."""
-        return min(1.0, self.waited_s / self.wall_s) if self.wall_s else 0.0
+        return min(0.99, self.waited_s / self.wall_s) if self.wall_s else 0.0
 
     @property
     def calls_s(self) -> float:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler.device.clock import clock_for, core_timer, now_s
-from profiler.device.contention import ForeignLoad, waited_for_core_s
+from profiler.device.clock import clock_for, core_timer
+from profiler.device.contention import ForeignLoad, OwnClock, own_s, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
@@ -52,6 +52,8 @@ class Recorder:
     noting_s: float = 0.0
     kept: KeptArguments = field(default_factory=KeptArguments)
     own_lines: tuple[OwnLine, ...] = ()
+    making_s: float = 0.0
+    sampled_s: float = 0.0
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
@@ -73,7 +75,7 @@ class Recorder:
     _in_threads: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call whose forwards run in another thread."""
     _watches_attention: bool = False
-    _start_s: float = field(default_factory=lambda: now_s())  # a test may have another clock
+    _start_s: float = field(default_factory=lambda: own_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
     _breaks: Counter[str] = field(default_factory=breaks_so_far)
     _compilations: list[Any] = field(default_factory=compilations_so_far)
@@ -145,12 +147,12 @@ class Recorder:
         return known and token_ids(args, named) is not None
 
     def _forward(self, noted: CallRecord, run: partial[Any]) -> Any:
-        start_s = now_s()
+        start_s = own_s()
         try:
             with self.here.inside("forward"):
                 return run()
         finally:
-            spent_s = now_s() - start_s
+            spent_s = own_s() - start_s
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
@@ -198,14 +200,14 @@ class Recorder:
         if "load" in self.here.within:
             return run()
         self.latest = None
-        start_s, model = now_s(), None
+        start_s, model = own_s(), None
         try:
             with self.here.inside("load"):
                 model = run()
             return model
         finally:
             with self._errors_counted():
-                seconds, name = now_s() - start_s, self.name_of_source(source)
+                seconds, name = own_s() - start_s, self.name_of_source(source)
                 conversion, instead = _conversion(model, run.keywords)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
@@ -222,13 +224,13 @@ class Recorder:
         self.touched += 1
         if "tokenizer" in self.here.within:
             return run()
-        start_s = now_s()
+        start_s = own_s()
         try:
             with self.here.inside("tokenizer"):
                 return run()
         finally:
             if not self.here.in_call:
-                spent_s, where = now_s() - start_s, users_line()
+                spent_s, where = own_s() - start_s, users_line()
                 self.text_s += spent_s
                 self.text_where = self.text_where or where
                 first = run.args[1] if run.args[1:] else None
@@ -250,7 +252,8 @@ class Recorder:
         """All that was recorded so far; waits for the devices to read their clocks."""
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
             clock.synchronize()
-        wall_s = now_s() - self._start_s
+        waited_s = max(0.0, waited_for_core_s() - self._waited_s)
+        wall_s = own_s() - self._start_s + waited_s
         latest_first = sorted(self.notes, key=lambda noted: -noted.began_s)
         firsts = {noted.settings.device: noted for noted in latest_first}
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
@@ -258,8 +261,8 @@ class Recorder:
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             recompilations(self._compilations), by_line(self.again_s), graph_breaks(self._breaks), self.unnoted,
-            tuple(self.fallbacks), own_lines=self.own_lines, callbacks=self.functions,
-            waited_s=max(0.0, waited_for_core_s() - self._waited_s),
+            tuple(self.fallbacks), own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s,
+            callbacks=self.functions, waited_s=waited_s,
         )  # fmt: skip
 
     @property
@@ -293,8 +296,9 @@ class Recorder:
         compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
         settings = replace(settings, compiled=compiled)
         device = torch.device(settings.device)
+        clock = OwnClock() if settings.on_cpu else clock_for(device)
         noted = CallRecord(
-            watched, weakref.ref(model), users_line(), settings, shape, clock_for(device),
+            watched, weakref.ref(model), users_line(), settings, shape, clock,
             TorchContext.current(device.type),
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
@@ -307,7 +311,7 @@ class Recorder:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch(self.here, self.around)
-        noted.start, noted.began_s = noted.clock.mark(), now_s()
+        noted.start, noted.began_s = noted.clock.mark(), own_s()
         return noted
 
     def _number(self, model: Any) -> tuple[int, tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
@@ -27,8 +27,8 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
-_MUCH, _MUCH_OF_ALL = 0.25, 0.1
-"""Shares of the calls' time from which on one kind of module or own code is named first, and of the run time."""
+_MUCH = 0.25
+"""Share of the calls' time from which on one kind of module or own code is named first."""
 _WORTH_A_ROW = 0.01
 """Share of the script's run time from which on a part of it has its own row."""
 _UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "compiled", "outputs": "more outputs"}
@@ -51,7 +51,7 @@ def why_sentences(why: Why) -> list[str]:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     if unclear := [f"{trial.evidence} ({trial.where}, {percent(share)})" for trial, share in why.unclear]:
         lines.append(f"Unclear, as pairs disagree: {'; '.join(unclear)}. Try again when nothing else runs.")
-    if not why.findings and not unclear and not seen.interrupted and (seen.calls or not seen.unnoted):
+    if not why.findings and not unclear and not seen.interrupted and (seen.calls or (seen.loads and not seen.unnoted)):
         lines.append(_nothing(why))
     if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
@@ -72,32 +72,42 @@ def _spent(why: Why) -> str:
     if not calls and why.seen.unnoted:
         return f"ran, but no call was recorded: {_unnoted_words(why.seen.unnoted)}"
     if not calls:
-        return "loaded a model but called none"
+        none = "called no language model in its own process; calls in other processes are not seen"
+        return "loaded a model but called none" if why.seen.loads else none
     kinds = " and ".join(sorted({call.kind for call in calls}, reverse=True))
     spent = f"spent {duration(why.seen.calls_s)} in {several(len(calls), 'call', 'calls')} of {kinds}"
     if (at_once := most_at_once(calls)) > 1:
         spent += f", up to {at_once} at once (each second counts once)"
-    if floor:
-        spent += f"; the same tokens need {duration(floor.seconds)} on this machine, "
-        host_s = floor.overhead_s
+    if why.seen.waiting > LEAST_SHARE:
+        spent += f", without the {duration(why.seen.waited_s)} in which the script waited for a core"
+    floor_s, host_s = _floor_s(why)
+    if floor_s is not None:
+        spent += f"; the same tokens need {duration(floor_s)} on this machine, "
         spent += "without overhead, which is unknown" if host_s is None else f"{duration(host_s)} of it overhead"
     if floor and floor.left_out:
         spent += f", without {' and '.join(floor.left_out)}, which could not be counted"
     return spent
 
 
+def _floor_s(why: Why) -> tuple[float | None, float | None]:
+    """(seconds of the floor, overhead in them), with the overhead of the table: by itself, it may take longer."""
+    if why.floor is None or why.floor.overhead_s is None:
+        return why.floor.seconds if why.floor else None, None
+    host_s = sum(part.seconds for part in time_parts(why) if part.what == _OVERHEAD)
+    return why.floor.seconds - why.floor.overhead_s + host_s, host_s
+
+
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its ceiling, if that is more than any finding saves."""
     if not why.modules:
         return []
-    module, calls_s = why.modules[0], (1 - why.seen.waiting) * steady_s(why.seen.calls)
-    # As the table has it: a repetition among other processes also waits for them.
+    module, calls_s = why.modules[0], steady_s(why.seen.calls)
     beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
-    if beyond_s < _MUCH * calls_s or beyond_s <= (1 - why.seen.waiting) * _largest_s(why):
+    if beyond_s < _MUCH * calls_s or beyond_s <= _largest_s(why):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)}{_without_waits(why)} beyond its ceiling"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its ceiling"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
@@ -105,20 +115,15 @@ def _largest_s(why: Why) -> float:
     return max((item.saves_s for item in why.findings), default=0.0)
 
 
-def _without_waits(why: Why) -> str:
-    return " without waits for a core" if why.seen.waiting > LEAST_SHARE else ""
-
-
 def _slow_code(why: Why) -> list[str]:
     """A sentence about the script's own code, if it takes longer than any finding saves: its line with the most."""
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
     code_s = sum(part.seconds for part in own)
-    least_s = max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why))
-    if not own or code_s < (1 - seen.waiting) * least_s:
+    if not own or code_s < max(_MUCH * seen.watched_s, _largest_s(why)):
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    all_of_it = f"{duration((1 - seen.waiting) * seen.wall_s)}{_without_waits(why)}"
+    all_of_it = f"{duration(code_s + seen.watched_s)} without imports"
     return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
 
 
@@ -130,7 +135,7 @@ def _unnoted_words(unnoted: UnrecordedCall) -> str:
 def _nothing(why: Why) -> str:
     """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
-    share = why.floor.seconds / calls_s if why.floor and calls_s else 0.0
+    share = (_floor_s(why)[0] or 0.0) / calls_s if calls_s else 0.0
     start = f"Nothing to change of {len(why.tried)} tried" if why.tried else "Nothing to change"
     if why.not_tried:
         found = f"Nothing was found in {several(len(why.tried), 'trial', 'trials')}, and others could not be made"
@@ -232,8 +237,8 @@ class TimePart:
 def time_parts(why: Why) -> list[TimePart]:
     """The parts of the script's run time, which add up to it, the largest first.
 
-    Calls of several threads overlap, so each part of them gets its share of the covered time. Waiting for other
-    processes is spread over all parts in proportion to their time, and has a part of its own.
+    Calls of several threads overlap, so each part of them gets its share of the covered time. Waiting for a core is in
+    none of the other parts, except in calls of a GPU.
     """
     seen = why.seen
     scale = seen.calls_s / max(sum(call.seconds for call in seen.calls), 1e-9)
@@ -253,11 +258,12 @@ def time_parts(why: Why) -> list[TimePart]:
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    parts += _own_code(seen, max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts)))
-    parts = [
-        *(replace(part, seconds=(1 - seen.waiting) * part.seconds) for part in parts),
-        *_forwards((1 - seen.waiting) * forwards_s, why),
-        TimePart("waiting for a core that other processes used", seen.waiting * seen.wall_s),
+    left_s = max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts))
+    waited_s = min(left_s, seen.waited_s)
+    parts += [
+        *_own_code(seen, left_s - waited_s),
+        *_forwards(forwards_s, why),
+        TimePart("waiting for a core that other processes used", waited_s),
     ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -268,11 +274,12 @@ _AT_A_LINE = "the script's code at "
 
 
 def _own_code(seen: Observations, other_s: float) -> Iterator[TimePart]:
-    """The rest of the run time, by the sampled lines of the script's own code."""
-    sampled_s = sum(line.seconds for line in seen.own_lines)
+    """The rest of the run time, by the sampled lines of the script's own code, which also waited for a core."""
+    sampled_s = max(seen.sampled_s, sum(line.seconds for line in seen.own_lines))
     scale = min(1.0, other_s / sampled_s) if sampled_s else 0.0  # of waits for a GPU, which is in calls meanwhile
     shown = [TimePart(f"{_AT_A_LINE}{line.words}", scale * line.seconds, own_code=True)
              for line in seen.own_lines[:_MOST_LINES]]  # fmt: skip
+    shown.append(TimePart("making models", scale * seen.making_s))
     yield from shown
     yield TimePart("imports and the script's other code", other_s - sum(part.seconds for part in shown))
 
@@ -282,6 +289,7 @@ def module_row(module: SlowModule) -> str:
     return f"{module.name} beyond its ceiling ({module.place})"
 
 
+_OVERHEAD = "overhead of Python and torch, at least"
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
 _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 
@@ -296,7 +304,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
         host_s = floor.overhead_s or 0.0
         named = [
             ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s, False),
-            ("overhead of Python and torch, at least", host_s, False),
+            (_OVERHEAD, host_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
             *named,
         ]
@@ -306,7 +314,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     if floor is None:
         yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
         return
-    beyond_s = {module_row(module): (1 - why.seen.waiting) * module.beyond_s for module in why.modules[:_MOST_MODULES]}
+    beyond_s = {module_row(module): module.beyond_s for module in why.modules[:_MOST_MODULES]}
     shown = {row: seconds for row, seconds in beyond_s.items() if seconds >= _WORTH_A_MODULE * left_s}
     for row, seconds in shown.items():
         yield TimePart(row, min(left_s, seconds), beyond_floor=True)
@@ -354,13 +362,13 @@ class WhyDocument(Document):
 
 def why_document(why: Why) -> WhyDocument:
     """The JSON document of an answer."""
-    seen = why.seen
+    seen, (floor_s, host_s) = why.seen, _floor_s(why)
     return view(
         WhyDocument,
         seen,
         calls_at_once=most_at_once(seen.calls),
-        floor_s=why.floor.seconds if why.floor else None,
-        floor_overhead_s=why.floor.overhead_s if why.floor else None,
+        floor_s=floor_s,
+        floor_overhead_s=host_s,
         time=time_parts(why),
         own_lines=seen.own_lines[:_MOST_ROWS],
         answer=why_sentences(why),
@@ -383,7 +391,7 @@ def why_sections(why: Why) -> list[Section]:
     if len(shown) < len(parts):
         shown.append(TimePart("all else", sum(part.seconds for part in parts if part not in shown)))
     times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
-    if not why.seen.calls and not why.seen.loads:
+    if not why.seen.calls and not why.seen.loads and why.seen.unnoted:
         times = []
     legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)

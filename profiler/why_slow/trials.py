@@ -21,7 +21,6 @@ from profiler.why_slow.findings import (
     LEAST_ROUNDS,
     LEAST_SHARE,
     MOST_ROUNDS,
-    TRIALS_SHARE,
     Finding,
     Rounds,
     TriedChange,
@@ -83,16 +82,15 @@ def plan_trial(candidate: Candidate, share_s: float) -> TrialPlan:
 
 
 def try_changes(
-    groups: Sequence[CallGroup], least_s: float, budget_s: float, spent_s: float, untried: Untried
+    groups: Sequence[CallGroup], least_s: float, deadline_s: float, untried: Untried, on_core: float = 1.0
 ) -> list[TriedChange]:
     """Trials of groups of at least `least_s` seconds; `untried` gets other changes.
 
     What saves the most per second of its trial comes first; a trial that is closer to what the user would run comes
     after all others, unless its stand-in has saved nothing. Each has a share of the time by what it could save.
-    Trials have TRIALS_SHARE of `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until
-    then are returned. The sides of a pair leave out the seconds in which this process waits for a core.
+    Trials end at `deadline_s`, by `now_s`, or at an interrupt; those made until then are returned. The sides of a pair
+    leave out the seconds in which this process waits for a core. `on_core` is the share of the others.
     """
-    deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: dict[tuple[str, Sequence[int]], TriedChange] = {}
     closer: list[Candidate] = []
 
@@ -115,9 +113,9 @@ def try_changes(
     try:
         found = [each for group in groups if group.seconds >= least_s for each in candidates(group, untried)]
         for waiting in (found, closer):
-            per_saved = max(0.0, deadline_s - now_s()) / max(1e-9, sum(each.expected_s for each in waiting))
+            per_saved = on_core * max(0.0, deadline_s - now_s()) / max(1e-9, sum(each.expected_s for each in waiting))
             plans = [plan_trial(each, each.expected_s * per_saved) for each in waiting]
-            queue = [Attempt(plan, plan.candidate.expected_s, plan.cost_s(FEW_ROUNDS)) for plan in plans]
+            queue = [Attempt(plan, plan.candidate.expected_s, plan.cost_s(FEW_ROUNDS) / on_core) for plan in plans]
             for plan, trial in try_in_order(queue, run, deadline_s, now_s, without_time, failed):
                 if trial.claimed or (trial.id, trial.calls) not in trials:
                     trials[trial.id, trial.calls] = trial
@@ -165,8 +163,7 @@ def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> Rounds:
         if seconds < _SHORT_S:
             parts[0]()
         synchronize()
-        now = now_s if candidate.alone else own_s  # without waits for a core
-        return sum(part.weight * waited_s(part, synchronize, plan.repeats, now=now) for part in parts)
+        return sum(part.weight * waited_s(part, synchronize, plan.repeats, now=own_s) for part in parts)
 
     def unchanged_s() -> float:
         return seconds if candidate.alone else timed(as_is)

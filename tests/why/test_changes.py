@@ -376,7 +376,7 @@ def tried_with(
 
     monkeypatch.setattr(trials, "run_trial", run)
     monkeypatch.setattr(trials, "candidates", lambda *_: candidates)
-    done = trials.try_changes([candidates[0].group], 0.0, budget_s, 0.0, untried)
+    done = trials.try_changes([candidates[0].group], 0.0, trials.now_s() + TRIALS_SHARE * budget_s, untried)
     assert len(done) == len(ran)
     return ran, untried
 

@@ -67,6 +67,27 @@ def test_a_line_has_what_it_calls_in_a_library() -> None:
     assert line.seconds > NAP_S / 2
 
 
+def in_two_lines() -> None:
+    time.sleep(NAP_S)
+    time.sleep(3 * NAP_S)
+
+
+class Made(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        nap()
+
+
+def test_lines_of_a_function_are_added_and_making_a_model_is_no_code_of_the_script() -> None:
+    """`in_two_lines` sleeps for 4 naps, 3 of them at its second line; a constructor sleeps for 2."""
+    seen = seen_in(lambda: [in_two_lines(), Made(), Made()])
+    [line] = [line for line in seen.own_lines if line.function in ("in_two_lines", "nap")]
+    assert line.where == line_of(in_two_lines, 2)
+    assert line.seconds > 3.5 * NAP_S
+    assert seen.making_s > NAP_S
+    assert [part.own_code for part in time_parts(judge_calls(seen, [])) if part.what == "making models"] == [False]
+
+
 def test_code_in_a_models_call_and_waits_for_one_are_no_code_of_the_script() -> None:
     model = tiny_llama()
     model.register_forward_pre_hook(nap)
