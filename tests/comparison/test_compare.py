@@ -16,9 +16,10 @@ from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
 from profiler.comparison.gate_formats import gate_github, gate_section
-from profiler.comparison.side import NOT_RECORDED, CellTime, MatchKey, Side, differences, side_of_run
+from profiler.comparison.side import NOT_RECORDED, CellTime, MatchKey, Resource, Side, differences, side_of_run
 from profiler.comparison.text import change_words, comparison_sentences, difference_lines, measuring, next_step
 from profiler.errors import RequestError
+from profiler.facts.ceilings import Ceiling
 from profiler.grid.cells import PHASES
 from profiler.report.blocks import Lines
 from profiler.store.folder import read_run
@@ -99,8 +100,9 @@ def test_the_machine_is_divided_out() -> None:
 
 
 def test_a_drift_probe_that_wavers_or_contradicts_the_ceilings_divides_nothing() -> None:
-    wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), {"memory": ceiling(104e9), "compute": ceiling(1.04e12)}
-    for doubtful in (wavering, replace(drift_probe(1.04, 1.04, at=1.0), ceilings=risen)):
+    wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), drift_probe(1.04, 1.04, at=1.0)
+    own: dict[Resource, Ceiling] = {"memory": ceiling(104e9), "compute": ceiling(1.04e12)}
+    for doubtful in (wavering, replace(risen, ceilings=own)):
         after = side({key_of(): timed(0.0104)}, drift_probe=doubtful)
         assert compare_sides(before(), after).changes[0].machine == 0
 
