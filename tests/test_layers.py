@@ -104,7 +104,7 @@ for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."
     importlib.import_module(module.name)
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
-from profiler.report.write import write_report
+from profiler.report.html import write_report
 from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import comparison_sections, doubling_sections, write_comparison
 from profiler.store.folder import read_run

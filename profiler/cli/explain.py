@@ -161,7 +161,7 @@ def report(folders: list[Path] = argument("Run folders.", "RUN...")) -> None:
 
     Writes report.html with its pictures.
     """
-    from profiler.report.write import write_report
+    from profiler.report.html import write_report
     from profiler.store.folder import read_run
 
     for run in [read_run(folder) for folder in folders]:

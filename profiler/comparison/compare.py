@@ -22,7 +22,7 @@ from profiler.comparison.side import (
 from profiler.json_document import HIDDEN, view
 from profiler.judge.breakdown import TERMS
 from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_repetitions
-from profiler.stats import MOST_FOREIGN_CORES, estimate
+from profiler.stats import MOST_FOREIGN_CORES, Estimate, estimate
 
 DriftSource = Literal["sentinel", "roofs"]
 # A term that gained a smaller share of a change than this did not move it, however precisely it is known.
@@ -95,10 +95,6 @@ class Change(MatchKey):
         return min(self.before_repetitions, self.after_repetitions)
 
     @property
-    def is_claim(self) -> bool:
-        return self.difference.is_claim
-
-    @property
     def disturbed(self) -> bool:
         """Whether other processes kept cores busy on one of the sides."""
         return self.foreign_cores > MOST_FOREIGN_CORES
@@ -117,7 +113,6 @@ class Comparison:
     after: Side
     differences: tuple[SettingDifference, ...]
     shifts: tuple[Shift, ...]
-    """How the machine itself shifted between the sides."""
     changes: tuple[Change, ...]
     """One change per common cell, in the order of table rows."""
     only_before: int
@@ -153,14 +148,16 @@ def compare_sides(before: Side, after: Side) -> Comparison:
         machine, half_width = _machine_part(first, divided_out, before.is_cpu)
         repetitions = min(first.repetitions, second.repetitions)
         because = _because(first, second) if comparable else "not comparable"
-        found = difference(first, second, repetitions, machine=machine, machine_half_width=half_width, because=because)
+        found = difference(
+            first.time, second.time, repetitions, machine=machine, machine_half_width=half_width, because=because
+        )
         terms = _gained(first.terms, second.terms, ceiling_factors)
         return view(
             Change,
             found,
             **vars(key),
-            before_s=first.median_s,
-            after_s=second.median_s,
+            before_s=first.time.median_s,
+            after_s=second.time.median_s,
             moved=_moved(first, second, terms, found),
             terms=terms,
             machine=math.expm1(machine),
@@ -201,26 +198,24 @@ def _shifts(before: MachineState, after: MachineState, ceiling_settings: set[str
     for resource in resources:
         # The compute ceilings of two precisions say nothing about the machine.
         same_ceiling = resource == "memory" or _PRECISION not in ceiling_settings
-        (first, first_half), (second, second_half) = before.ceilings[resource], after.ceilings[resource]
+        sides = before, after
+        first, second = (side.ceilings[resource] for side in sides)
+        half_widths = [first.half_width, second.half_width]
         new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
-        ratio = roof_ratio = first / second if new_ceilings else None
+        ratio = roof_ratio = first.per_s / second.per_s if new_ceilings else None
         if has_probes:
-            (first, first_half), (second, second_half) = (
-                _probe_median(tuple(getattr(reading, resource) for reading in side.drift_readings))
-                for side in (before, after)
-            )
-            ratio = second / first
+            probes = [_median(tuple(getattr(each, resource) for each in side.drift_readings)) for side in sides]
+            ratio, half_widths = probes[1].median_s / probes[0].median_s, [each.half_width for each in probes]
         if ratio is not None:
-            moved, half_width = math.log(ratio), math.hypot(first_half, second_half)
+            moved, half_width = math.log(ratio), math.hypot(*half_widths)
             agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
             told_by: DriftSource = "sentinel" if has_probes else "roofs"
             yield Shift(resource, ratio, half_width, roof_ratio, told_by, abs(moved) > half_width and agrees)
 
 
 @cache
-def _probe_median(values: tuple[float, ...]) -> tuple[float, float]:
-    time_s = estimate([[value] for value in values])
-    return time_s.median_s, (time_s.high_s - time_s.low_s) / 2 / time_s.median_s
+def _median(values: tuple[float, ...]) -> Estimate:
+    return estimate([[value] for value in values])
 
 
 def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tuple[float, float]:
@@ -248,9 +243,9 @@ def _ceiling_factors(
     if ceiling_settings - {_PRECISION}:
         return {}
     moved = {shift.resource for shift in shifts if shift.claimed}
-    memory = 1.0 if "memory" in moved else after.ceilings["memory"][0] / before.ceilings["memory"][0]
+    memory = 1.0 if "memory" in moved else after.ceilings["memory"].per_s / before.ceilings["memory"].per_s
     keeps = "compute" in moved or _PRECISION in ceiling_settings
-    compute = 1.0 if keeps else after.ceilings["compute"][0] / before.ceilings["compute"][0]
+    compute = 1.0 if keeps else after.ceilings["compute"].per_s / before.ceilings["compute"].per_s
     return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
 
 
@@ -276,5 +271,5 @@ def _moved(before: CellTime, after: CellTime, gained: Mapping[str, float], found
         if abs(seconds) > math.hypot(*(timed.half_widths_s.get(name, 0.0) for timed in (before, after)))
     }
     most = max(certain, key=lambda name: certain[name], default=None)
-    least = _LEAST_MOVED * abs(after.median_s - before.median_s)
+    least = _LEAST_MOVED * abs(after.time.median_s - before.time.median_s)
     return most if most is not None and certain[most] > least else None

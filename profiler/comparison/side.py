@@ -11,13 +11,13 @@ from typing import Literal
 
 from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
-from profiler.facts.ceilings import DriftReading, swing
+from profiler.facts.ceilings import Ceiling, DriftReading, swing
 from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_spreads
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.stats import estimate, student_t
+from profiler.stats import Estimate, estimate, student_t
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled, significant
@@ -73,10 +73,8 @@ class MatchKey:
 class CellTime:
     """The time of one cell on one side."""
 
-    median_s: float
-    low_s: float
-    high_s: float
-    """95 % interval; both ends equal the median if its spread is unknown."""
+    time: Estimate
+    """Both ends of its interval equal the median if its spread is unknown."""
     repetitions: int
     """Repetitions, or another tool's runs: 2 if only their spread is known, 0 if neither is."""
     terms: Mapping[str, float] = field(default_factory=dict)
@@ -99,8 +97,7 @@ class CellTime:
 class MachineState:
     """The measured ceilings of a run's machine, and the readings of its drift probe."""
 
-    ceilings: Mapping[Resource, tuple[float, float]]
-    """Units per second, and the half width of their 95 % interval as a share."""
+    ceilings: Mapping[Resource, Ceiling]
     ceilings_at_unix_s: float
     """When the ceilings were measured; two runs of one day may share them."""
     drift_readings: tuple[DriftReading, ...] = ()
@@ -235,9 +232,7 @@ def side_of_run(run: Run) -> Side:
                 # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
                 terms["unexplained_s"] += time_s.median_s - row.latency_s
             cells[match_key(key)] = CellTime(
-                median_s=time_s.median_s,
-                low_s=time_s.low_s,
-                high_s=time_s.high_s,
+                time=time_s,
                 repetitions=len(cell_samples),
                 terms=terms if all(map(math.isfinite, terms.values())) else {},
                 half_widths_s=half_widths.get(key, {}) if row else {},
@@ -248,10 +243,8 @@ def side_of_run(run: Run) -> Side:
             )
     ceilings, dtype, drift_probe = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
-        memory = ceilings.memory_bytes_per_s, ceilings.memory_ceiling.half_width
-        compute = ceilings.compute_flops_per_s(dtype), ceilings.compute_ceiling(dtype).half_width
-        speeds: dict[Resource, tuple[float, float]] = {"memory": memory, "compute": compute}
-        drift_probe = MachineState(speeds, ceilings.measured_at_unix_s, tuple(gathered.drift_readings))
+        own: dict[Resource, Ceiling] = {"memory": ceilings.memory_ceiling, "compute": ceilings.compute_ceiling(dtype)}
+        drift_probe = MachineState(own, ceilings.measured_at_unix_s, tuple(gathered.drift_readings))
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -330,7 +323,7 @@ def side_of_file(file: ForeignFile) -> Side:
         if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
             key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.shape.new_tokens or NOT_RECORDED))))
         if key in cells:
-            times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
+            times = f"{duration(cells[key].time.median_s)} and {duration(timed.time.median_s)}"
             raise RequestError(
                 f"{file.name} holds {key.name} more than once, {times}, and no setting distinguishes them: keep one."
             )
@@ -373,8 +366,8 @@ def _foreign(figure: Figure) -> CellTime:
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
     tokens = figure.tokens.given or 1.0
-    times = (middle / tokens, low / tokens, high / tokens)
-    return CellTime(*times, repetitions, is_foreign=True, new_tokens=figure.shape.new_tokens)
+    time_s = Estimate(middle / tokens, low / tokens, high / tokens, len(samples_s))
+    return CellTime(time_s, repetitions, is_foreign=True, new_tokens=figure.shape.new_tokens)
 
 
 # A standard deviation as large as the mean is no narrower interval.

@@ -58,7 +58,7 @@ def signed(share: float) -> str:
 
 def change_words(change: Change) -> str:
     """`7.1 % (5.9 to 8.3) slower: overhead +2.10 ms of +2.30 ms`, or `inconclusive (one repetition each)`."""
-    if not change.is_claim:
+    if not change.difference.is_claim:
         return f"{change.verdict} ({change.because or interval_words(change)})"
     sign = 1 if change.verdict == "slower" else -1
     ends = sorted(100 * sign * end for end in (change.low, change.high))
@@ -70,7 +70,7 @@ def change_words(change: Change) -> str:
 def moved_words(change: Change) -> str:
     """`overhead +2.10 ms`; empty without a claimed change or a time breakdown."""
     if change.moved is None:
-        return "no term stands out" if change.terms and change.is_claim else ""
+        return "no term stands out" if change.terms and change.difference.is_claim else ""
     return f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
 
 
@@ -90,7 +90,7 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     cells = several(len(comparison.changes), "common cell", "common cells")
     sentences = [f"Of {cells}, {', '.join(verdicts)}." if verdicts else "The two have no common cell."]
     sentences += shared_sentences(comparison)
-    claims = [item for item in comparison.changes if item.is_claim]
+    claims = [item for item in comparison.changes if item.difference.is_claim]
     claims.sort(key=lambda item: -abs(item.difference.log_ratio))
     sentences += [f"{item.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
     lengths = sorted({(item.before.new_tokens or 0, item.after.new_tokens or 0) for item in comparison.changes})

@@ -106,16 +106,11 @@ def repetition_spreads(
     return {phase: spread_of(of_cells, swing) for phase, of_cells in medians.items()}
 
 
-def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the decode steps after the first."""
-    return decode_s[1:]
-
-
 def phase_samples(phase: Phase, repetitions: Sequence[Repetition]) -> list[tuple[float, ...]]:
-    """Return the samples of a phase, one tuple per repetition; of prefills, only for repetitions that have one."""
+    """Return the samples of a phase, one tuple per repetition: its prefills if any, or its steps after the first."""
     if phase == "prefill":
         return [repetition.prefills_s for repetition in repetitions if repetition.prefills_s]
-    return [steady(repetition.decode_s) for repetition in repetitions]
+    return [repetition.decode_s[1:] for repetition in repetitions]
 
 
 def first_use_s(repetitions: Sequence[Repetition]) -> float | None:
@@ -124,8 +119,8 @@ def first_use_s(repetitions: Sequence[Repetition]) -> float | None:
     cuDNN has one attention plan for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp). None if such steps
     take less than twice as long as later ones, or if no first loop was recorded.
     """
-    first = [seconds for repetition in repetitions for seconds in steady(repetition.first_decode_s)]
-    later = [seconds for repetition in repetitions for seconds in steady(repetition.decode_s)]
+    first = [seconds for repetition in repetitions for seconds in repetition.first_decode_s[1:]]
+    later = [seconds for repetition in repetitions for seconds in repetition.decode_s[1:]]
     if not first or not later or statistics.median(first) < 2 * statistics.median(later):
         return None
     return statistics.median(first)

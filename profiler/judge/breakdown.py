@@ -10,10 +10,9 @@ from typing import Any, Generic
 import numpy as np
 
 from profiler.counting.floor import A, floor_s, larger, where
+from profiler.facts.operators import COPIES, Cause
 from profiler.facts.overhead import Overhead
 
-_LAYERED = ("attention", "state")
-"""Groups with one operator per layer, besides the rotary embedding of attention."""
 LAST = "lm_head"
 """The group of a step's last operator."""
 
@@ -84,8 +83,8 @@ class StepCeilings:
 
 
 def is_layer(group: str, operator: str) -> bool:
-    """Whether there is one such operator per layer of the model."""
-    return group in _LAYERED and not operator.endswith(".rotary")
+    """Whether there is one such operator per layer of the model, besides the rotary embedding of attention."""
+    return group in ("attention", "state") and not operator.endswith(".rotary")
 
 
 def idle_share(layers: int) -> float:
@@ -194,6 +193,18 @@ def step_terms(
     waits_s = host.step_s + where(idle_share > 0, last_s)
     exposed_s = larger(larger(0.0, idle_share * host.step_s), waits_s - terms.busy_s)
     return replace(terms, overhead_s=exposed_s)
+
+
+def redundant_by_cause_s(
+    nbytes: Mapping[Cause, Any], flops: Mapping[Cause, Any], flops_per_s: float, copies_per_s: A, bytes_per_s: A
+) -> dict[Cause, A]:
+    """Seconds of redundant work by cause, from its bytes and FLOPs; a cache is copied at `copies_per_s` bytes/s."""
+    return {
+        cause: floor_s(
+            flops.get(cause, 0.0), nbytes.get(cause, 0.0), flops_per_s, copies_per_s if cause in COPIES else bytes_per_s
+        )
+        for cause in {**nbytes, **flops}
+    }
 
 
 @dataclass(frozen=True)

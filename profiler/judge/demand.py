@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from profiler.counting.floor import floor_s
 from profiler.facts.ceilings import AGREE, RESIDENT_GAIN, Ceiling, Ceilings, CeilingsRemeasured, agree, memory_ceiling
 from profiler.facts.measurements import Activity, Replay
 from profiler.facts.operators import COLLECTIVE, COPIES, OUTSIDE, REST, Cause, OperatorWork
@@ -27,6 +26,7 @@ from profiler.judge.breakdown import (
     idle_most,
     idle_share,
     is_layer,
+    redundant_by_cause_s,
 )
 from profiler.stats import Estimate
 
@@ -241,17 +241,9 @@ def _redundant_s(
 ) -> tuple[dict[Cause, float], dict[Cause, float]]:
     """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
     nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
-    memory = ceilings.memory_bytes_per_s
-    seconds: dict[Cause, float] = {
-        cause: floor_s(
-            float(item.redundant_flops.get(cause, 0)),
-            float(nbytes.get(cause, 0)),
-            demand.compute_flops_per_s,
-            ceilings.copy_share * memory if cause in COPIES else memory,
-        )
-        for cause in {**nbytes, **item.redundant_flops}
-        if cause is not Cause.PADDING
-    }
+    memory, flops_per_s = ceilings.memory_bytes_per_s, demand.compute_flops_per_s
+    seconds = redundant_by_cause_s(nbytes, item.redundant_flops, flops_per_s, ceilings.copy_share * memory, memory)
+    seconds.pop(Cause.PADDING, None)  # a term of its own
     if demand.replayed_s is None:
         return seconds, {}
     inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
@@ -302,7 +294,6 @@ def overhead_at(facts: Facts, key: CellKey) -> Overhead | None:
 
 
 def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
-    """The ceilings of a cell's step."""
     ceilings = facts.ceilings
     overhead, link, exchanged_s = overhead_at(facts, key), ceilings.collective, 0.0
     if link is not None:  # collectives do not overlap other work

@@ -60,20 +60,18 @@ def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
     """The health of every GPU, over the cells that all of them measured."""
     by_key = [{row.key: row for row in run.results if not math.isnan(row.latency_s)} for run in measured]
     common = [key for key in by_key[0] if all(key in results for results in by_key)]
+    best = {key: min((results[key] for results in by_key), key=lambda row: row.latency_s) for key in common}
     rows = []
     for run, own in zip(measured, by_key, strict=True):
-        ratios, above = [], 0
-        for key in common:
-            best = min((results[key] for results in by_key), key=lambda result: result.latency_s)
-            ratios.append(own[key].latency_s / best.latency_s - 1)
-            above += difference_of(best, own[key]).verdict == "slower"
+        behind = [own[key].latency_s / best[key].latency_s - 1 for key in common]
+        is_slower = [difference_of(best[key], own[key]).verdict == "slower" for key in common]
         memory = max(other.ceilings.memory_bytes_per_s for other in measured)
         compute = max(other.ceilings.compute_flops_per_s(run.dtype) for other in measured)
         rows.append(
             DeviceHealth(
                 run.device,
-                statistics.median(ratios) if ratios else 0.0,
-                above / len(common) if common else 0.0,
+                statistics.median(behind or [0.0]),
+                statistics.fmean(is_slower or [0.0]),
                 0.0 if math.isinf(memory) else 1 - run.ceilings.memory_bytes_per_s / memory,
                 0.0 if math.isinf(compute) else 1 - run.ceilings.compute_flops_per_s(run.dtype) / compute,
             )

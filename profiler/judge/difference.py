@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from profiler.stats import CLAIM_REPETITIONS, Estimate
 
@@ -12,17 +12,6 @@ ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]
 
 SAME = 0.03
 """A change whose whole interval is within this share counts as none."""
-
-
-class MedianTime(Protocol):
-    """A median time in seconds with its 95 % interval."""
-
-    @property
-    def median_s(self) -> float: ...
-    @property
-    def low_s(self) -> float: ...
-    @property
-    def high_s(self) -> float: ...
 
 
 def is_claim(low: float, high: float, repetitions: int) -> bool:
@@ -79,8 +68,8 @@ class Difference:
 
 
 def difference(
-    before: MedianTime,
-    after: MedianTime,
+    before: Estimate,
+    after: Estimate,
     repetitions: int | None,
     *,
     machine: float = 0.0,

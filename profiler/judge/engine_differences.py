@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from profiler.facts.change_ids import ChangeId
@@ -14,7 +14,7 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.judge.cell_stages import Judged
-from profiler.judge.difference import is_claim, longer_s
+from profiler.judge.difference import longer_s
 from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.judge.savings import EngineDifference
 from profiler.stats import Estimate
@@ -101,11 +101,6 @@ class GenerateOverhead(KeyedRecord):
     streamer_s: float | None = None
     """Seconds per step that a minimal streamer would add; not part of the overhead, which is without a streamer."""
 
-    @property
-    def is_claim(self) -> bool:
-        """Whether both loops have enough repetitions and the whole interval is on one side of 0."""
-        return is_claim(self.low_s, self.high_s, self.repetitions)
-
 
 def generate_adds_s(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
     """Seconds per step of `generate` minus those of the profiler's loop, timed in turn; None for other engines."""
@@ -114,34 +109,29 @@ def generate_adds_s(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimat
 
 
 def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list[GenerateOverhead]:
-    """The overhead of `generate` in each of its cells."""
     rows = []
     for key in steady:
         added = generate_adds_s(facts, key, steady)
         if added is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
-        own = key.on(DEFAULT_ENGINE)
-        found = GenerateOverhead(
-            **columns_of(key),
-            transformers="",
-            tax_s=added.median_s,
-            low_s=added.low_s,
-            high_s=added.high_s,
-            own_s=steady[own].median_s,
-            repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
-            parts_s={},
-        )
+        own, streamer_s = key.on(DEFAULT_ENGINE), None
         if steps is not None:
-            streamer_s = statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"])
-            found = replace(
-                found,
-                transformers=steps.transformers,
-                parts_s=parts_of(steps, added.median_s),
-                reads_a_token=steps.reads_a_token,
-                streamer_s=max(0.0, streamer_s),
+            streamer_s = max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))
+        rows.append(
+            GenerateOverhead(
+                **columns_of(key),
+                transformers=steps.transformers if steps else "",
+                tax_s=added.median_s,
+                low_s=added.low_s,
+                high_s=added.high_s,
+                own_s=steady[own].median_s,
+                repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
+                parts_s=parts_of(steps, added.median_s) if steps else {},
+                reads_a_token=steps.reads_a_token if steps else None,
+                streamer_s=streamer_s,
             )
-        rows.append(found)
+        )
     return rows
 
 

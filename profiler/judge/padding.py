@@ -9,7 +9,7 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import padding_share, waiting
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.difference import is_claim, longer_s
+from profiler.judge.difference import longer_s
 from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.stats import Estimate
 
@@ -33,12 +33,6 @@ class RaggedStep(KeyedRecord):
     mask_high_s: float | None = None
     repetitions: int = 0
     """Repetitions with a mask or without one, whichever is fewer."""
-
-    @property
-    def mask_is_claim(self) -> bool:
-        """Whether both have enough repetitions and the whole interval is on one side of 0."""
-        low, high = self.mask_low_s, self.mask_high_s
-        return low is not None and high is not None and is_claim(low, high, self.repetitions)
 
 
 def ragged_step(

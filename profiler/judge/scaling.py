@@ -232,11 +232,9 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
     middle = (lower + upper) / 2
     if high < lower - _LEAST_DIFFERENCE or low > upper + _LEAST_DIFFERENCE:
         return "neither"
-    if high < middle:
-        return "memory" if by_bytes < by_flops else "compute"
-    if low > middle:
-        return "compute" if by_bytes < by_flops else "memory"
-    return "undecided"
+    if low <= middle <= high:
+        return "undecided"
+    return "memory" if (high < middle) == (by_bytes < by_flops) else "compute"
 
 
 def _knee_sentences(test: DoublingTest, oom_at: int | None, drifted: float) -> list[str]:
@@ -268,12 +266,10 @@ def _knee_sentences(test: DoublingTest, oom_at: int | None, drifted: float) -> l
 
 
 def size_of(key: CellKey, axis: Axis) -> int:
-    """The size that doubles along an axis."""
     return {"batch": key.cell.batch_size, "prompt": key.cell.prompt_len, "context": key.context_len}[axis]
 
 
 def series_of(key: CellKey) -> Iterator[Series]:
-    """The series to which a cell may belong."""
     columns = columns_of(key) | {"filled": "by a prompt" if key.cell.prompt_len else "directly"}
     for axis, fixed in _FIXED.items():
         if _PHASE_OF.get(axis, key.phase) == key.phase:

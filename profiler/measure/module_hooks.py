@@ -30,7 +30,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
     A step is cut at the entry and the exit of every known module, and each piece counts for the innermost one. The
     pieces add up to the hooked step by construction.
     """
-    engine, machine = subject.engines[cell.engine], subject.machine
+    engine = subject.engines[cell.engine]
     if not engine.hookable:
         return []
     # The groups of operators, and the attention modules around the cores.
@@ -41,20 +41,16 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
             groups[module] = "attention"
         elif (group := group_by_name.get(collapse_numbers(name))) is not None:
             groups[module] = group
-    pieces = Pieces(machine)
+    pieces = Pieces(subject.machine)
     hooked = []
     with torch.inference_mode():
-        engine.announce(cell, 0)
-        engine.prepare(cell.batch_size, cell.slots)
+        fill = subject.start(cell)
+        state = fill()
         if cell.prompt_len:
-            ids = subject.prompts.of(cell).to(machine.device)
-            state = engine.prefill(ids, cell.slots)
             with _hooked(groups, pieces):
                 pieces.start()
-                state = engine.prefill(ids, cell.slots)
+                state = fill()
                 hooked.append(_by_group(CellKey("prefill", cell), [pieces.finish()]))
-        else:
-            state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
         with _hooked(groups, pieces):
             steps = []
             for _ in range(min(_STEPS, cell.decode_steps)):
@@ -125,7 +121,7 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
 
     Empty without experts, or if none is told the router's choice as a tensor (remote code, fused kernels).
     """
-    engine, device = subject.engines[cell.engine], subject.machine.device
+    engine = subject.engines[cell.engine]
     operators = {operator.name: operator for operator in subject.work.of_kind(Experts)}
     if not operators or not engine.hookable or not cell.prompt_len:
         return []
@@ -144,9 +140,7 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
         for name, module in subject.loaded.module.named_modules():
             if (operator := operators.get(collapse_numbers(name))) is not None:
                 hooks.enter_context(module.register_forward_pre_hook(partial(note, operator), with_kwargs=True))
-        engine.announce(cell, 0)
-        engine.prepare(cell.batch_size, cell.slots)
-        state = engine.prefill(subject.prompts.of(cell).to(device), cell.slots)
+        state = subject.start(cell)()
         touched += _mean(CellKey("prefill", cell), seen)
         seen.clear()
         for _ in range(min(_ROUTED_STEPS, cell.decode_steps)):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as
 from profiler.counting.walk import linear_modules
 from profiler.data.free_memory import room_bytes
 from profiler.device.machine import Machine, machine_for
-from profiler.engines.base import Engine
+from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.operators import COPIES, OperatorWork
 from profiler.facts.run_facts import ModelFacts
@@ -72,6 +73,15 @@ class Subject:
         if path.cache_format is not None and key.phase == "decode":
             return replace(path, residual_tokens=path.cache_format.residual(key.context_len - key.cell.depth))
         return replace(path, static_cache_len=key.cell.slots) if path.cache == "static" else path
+
+    def start(self, cell: Cell) -> Callable[[], DecodeState]:
+        """Prepare the engine of a cell, and return what fills its cache: a prefill, or `fill` without a prompt."""
+        engine = self.engines[cell.engine]
+        engine.announce(cell, 0)
+        engine.prepare(cell.batch_size, cell.slots)
+        if cell.prompt_len:
+            return partial(engine.prefill, self.prompts.of(cell).to(self.machine.device), cell.slots)
+        return partial(engine.fill, cell.batch_size, cell.context_len, cell.slots)
 
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
@@ -168,7 +178,7 @@ class Subject:
 
 def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
     """Number of linears of each class and format, with what their kernel does first."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for module in (module for modules in linear_modules(model).values() for module in modules):
         weight = stored(module)
         words = [type(module).__name__, weight.format]
@@ -177,9 +187,8 @@ def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
         elif weight.dense_from_rows is not None:
             fused = "".join(f", but not for {first} to {last}" for first, last in weight.fused_rows)
             words.append(f"a dense copy is written first from {weight.dense_from_rows} rows on{fused}")
-        name = ", ".join(words)
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+        counts[", ".join(words)] += 1
+    return dict(counts)
 
 
 def execution_paths(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -77,16 +76,11 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
     engine, machine = subject.engines[cell.engine], subject.machine
     activities = []
     with torch.inference_mode():
-        engine.announce(cell, 0)
-        engine.prepare(cell.batch_size, cell.slots)
+        fill = subject.start(cell)
         if cell.prompt_len:
-            prefill = partial(engine.prefill, subject.prompts.of(cell).to(machine.device), cell.slots)
-            prefill()
-            activities.append(activity(CellKey("prefill", cell), _under_profiler(prefill, machine, None)))
-            state = prefill()
-        else:
-            state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
-        state = engine.decode(state)
+            fill()
+            activities.append(activity(CellKey("prefill", cell), _under_profiler(fill, machine, None)))
+        state = engine.decode(fill())
         decode = _under_profiler(partial(engine.decode, state), machine, folder and folder / TRACE)
         activities.append(activity(CellKey("decode", cell), decode))
     return [each for each in activities if each.kernels]
@@ -116,14 +110,11 @@ def _export(profiler: Any, target: Path) -> None:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))
         content = json.loads(whole.read_text(encoding="utf-8"))
-        events = [event for event in content["traceEvents"] if event.get("ph") in ("X", "M")]
-        small = Path(folder) / TRACE
-        with gzip.open(small, "wt", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
-        draft = target.with_suffix(".part")
-        try:
-            shutil.copyfile(small, draft)
-            draft.replace(target)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+    events = [event for event in content["traceEvents"] if event.get("ph") in ("X", "M")]
+    small, draft = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), target.with_suffix(".part")
+    try:
+        draft.write_bytes(gzip.compress(small.encode()))
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise RunError(f"{target} cannot be written: {error.strerror}.") from None

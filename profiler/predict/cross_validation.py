@@ -18,7 +18,7 @@ from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import over_the_run, overhead_at
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
-from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
+from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays
 from profiler.predict.predict import FittedModel, Forecast, fit, fit_residuals
 from profiler.stats import NORMAL_95
 
@@ -94,7 +94,7 @@ def one_at_a_time(measured: MeasuredCells) -> list[Array]:
 def outermost_cells(measured: MeasuredCells) -> list[Array]:
     """Groups of each phase's largest batch and of its longest prompt or context, to test extrapolation."""
     steps, groups = measured.demanded.steps, []
-    for _, chosen in by_phase(steps):
+    for _, chosen in steps.by_phase:
         for sizes in (steps.batch, np.where(steps.prefill, steps.query, steps.context)):
             largest = chosen & (sizes == sizes[chosen].max())
             if largest.sum() < chosen.sum():
@@ -179,7 +179,7 @@ class TrainedModel:
     def beyond(self, steps: StepArrays) -> Array:
         """Octaves [n, 2] by which the (batch, length) of each step is outside those measured in its phase."""
         measured, octaves = _sizes(self.measured.demanded.steps), np.zeros((len(steps), 2))
-        for phase, chosen in by_phase(steps):
+        for phase, chosen in steps.by_phase:
             known, sizes = measured[measured[:, 0] == (phase == "prefill"), 1:], _sizes(steps.at(chosen))[:, 1:]
             octaves[chosen] = np.abs(np.log2(sizes / np.clip(sizes, known.min(axis=0), known.max(axis=0))))
         return octaves
@@ -223,7 +223,7 @@ def too_few(trained: TrainedModel, steps: StepArrays) -> Phase | None:
     That is fewer than four, or one batch size or one length, if other ones are requested.
     """
     measured = trained.measured.demanded.steps
-    for phase, chosen in by_phase(steps):
+    for phase, chosen in steps.by_phase:
         known, requested = _sizes(measured.at(measured.prefill == (phase == "prefill"))), _sizes(steps.at(chosen))
         alone = (np.ptp(known, axis=0) == 0) & (requested != known[:1]).any(axis=0) if len(known) else True
         if len(known) < LEAST_OF_PHASE or np.any(alone):
@@ -257,13 +257,8 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
         if found := overhead_at(facts, key):
             overhead[key.phase][key.cell.batch_size] = found
     facts = over_the_run(facts)
-    device = DeviceRates(
-        facts.ceilings,
-        overhead,
-        facts.device.hides_overhead,
-        facts.device.room_bytes,
-        facts.ceilings.fetch_s(facts.model.offloaded_bytes),
-    )
+    fetch_s = facts.ceilings.fetch_s(facts.model.offloaded_bytes)
+    device = DeviceRates(facts.ceilings, overhead, facts.device.hides_overhead, facts.device.room_bytes, fetch_s)
     keys, cells = [key for key in facts.grid.keys if key in by_key], set(facts.grid.keys)
     between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
     rows = [by_key[key] for key in keys]

@@ -11,20 +11,11 @@ import numpy as np
 
 from profiler.counting.floor import floor_s
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.operators import COPIES, OUTSIDE, REST, Cause
+from profiler.facts.operators import OUTSIDE, REST, Cause
 from profiler.facts.overhead import Overhead
 from profiler.grid.cells import Phase
-from profiler.judge.breakdown import HostTime
-from profiler.predict.operator_arrays import (
-    Array,
-    Columnar,
-    Floats,
-    OperatorArrays,
-    OperatorColumn,
-    StepArrays,
-    by_phase,
-    octaves,
-)
+from profiler.judge.breakdown import HostTime, redundant_by_cause_s
+from profiler.predict.operator_arrays import Array, Columnar, Floats, OperatorArrays, OperatorColumn, StepArrays
 
 NO_CEILING_S = 1e-9
 """The ceiling of conversions and small kernels, which have none: shorter than any of their times."""
@@ -83,7 +74,7 @@ class Kernels:
                 seconds = replayed.seconds[column.operator][replayed_at]
                 ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
                 least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
-                fitted = Surface(octaves(steps.at(replayed_at)), np.log(seconds / (ceiling_s + least_s)), noise)
+                fitted = Surface(steps.at(replayed_at).octaves, np.log(seconds / (ceiling_s + least_s)), noise)
                 self.surfaces[column.operator] = fitted, least_s
         self.small: Line | None = None
         rest = replayed.seconds.get(REST, np.zeros(len(steps)))
@@ -106,7 +97,7 @@ class Kernels:
         if column.operator in self.surfaces:
             surface, least_s = self.surfaces[column.operator]
             least, most = (of(surface.points, axis=0) for of in (np.min, np.max))
-            log_ratio, _ = surface.value(np.clip(octaves(steps), least, most))
+            log_ratio, _ = surface.value(np.clip(steps.octaves, least, most))
             return np.asarray(np.maximum(ceiling_s, np.exp(log_ratio) * (ceiling_s + least_s)))
         times = self.lines.get(column.operator)
         return None if times is None else times.seconds(column.rows, ceiling_s)
@@ -170,7 +161,7 @@ class DeviceRates:
     def launched(self, steps: StepArrays) -> HostTime[Floats]:
         """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""
         host: HostTime[Floats] = HostTime(*(np.zeros(len(steps)) for _ in range(3)))
-        for phase, chosen in by_phase(steps):
+        for phase, chosen in steps.by_phase:
             if measured := sorted(self.overhead.get(phase, {}).items()):
                 at, batches = np.log2(steps.batch[chosen]), np.log2([batch for batch, _ in measured])
                 for item in fields(host):
@@ -193,15 +184,10 @@ def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between:
     Data passes between kernels at `between` bytes/s. A cache is copied at `copies` bytes/s from where the previous step
     wrote it.
     """
-    moved = {Cause.OPERANDS: column.activation_bytes, **column.redundant_bytes}
-    total = np.zeros(len(between))
-    for cause in {**moved, **column.redundant_flops}:
-        if replayed and cause not in OUTSIDE:
-            continue
-        flops, nbytes = column.redundant_flops.get(cause, 0.0), moved.get(cause, 0.0)
-        bytes_per_s = copies if cause in COPIES else between
-        total += floor_s(np.asarray(flops), np.asarray(nbytes), flops_per_s, bytes_per_s)
-    return total
+    nbytes = {Cause.OPERANDS: column.activation_bytes, **column.redundant_bytes}
+    by_cause_s = redundant_by_cause_s(nbytes, column.redundant_flops, flops_per_s, copies, between)
+    unpaid = (seconds for cause, seconds in by_cause_s.items() if not replayed or cause in OUTSIDE)
+    return np.asarray(sum(unpaid, np.zeros(len(between))))
 
 
 _LENGTH = 3.0

@@ -88,6 +88,16 @@ class StepArrays(Columnar):
         """Keys that the last query attends to."""
         return self.query + self.context
 
+    @property
+    def octaves(self) -> Array:
+        """(batch, query, depth) of each step, in octaves: [n, 3]."""
+        return np.log2(np.stack([self.batch, self.query, self.depth], axis=1).astype(np.float64))
+
+    @property
+    def by_phase(self) -> list[tuple[Phase, Array]]:
+        """(phase, bool[n] of its steps) for each phase that has any."""
+        return [(phase, chosen) for phase in PHASES if (chosen := self.prefill == (phase == "prefill")).any()]
+
     def __len__(self) -> int:
         return len(self.batch)
 
@@ -139,24 +149,13 @@ class OperatorArrays(Columnar):
         return total
 
 
-def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
-    """(phase, bool[n] of its steps) for each phase that has any."""
-    return [(phase, chosen) for phase in PHASES if (chosen := steps.prefill == (phase == "prefill")).any()]
-
-
-def octaves(steps: StepArrays) -> Array:
-    """(batch, query, depth) of each step, in octaves: [n, 3]."""
-    return np.log2(np.stack([steps.batch, steps.query, steps.depth], axis=1).astype(np.float64))
-
-
 Paths = Mapping[Phase, ExecutionPath]
 
 
 def operator_arrays(work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int) -> OperatorArrays:
     """The work of every operator of a model in each of `steps`, and the peak memory of each step."""
     count = len(steps)
-    phases = [(phase, np.flatnonzero(steps.prefill == (phase == "prefill"))) for phase in PHASES]
-    parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
+    parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in steps.by_phase]
     names = {op: name for op, name in work.names.items() if not isinstance(op, Collective)}
     columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
     return OperatorArrays(steps, columns, need_of_cells(work, steps, paths["prefill"], weight_bytes))

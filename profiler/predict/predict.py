@@ -12,23 +12,8 @@ from profiler.facts.operators import REST
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import LAST, Demand, StepTerms, idle_share, is_layer, step_terms
 from profiler.judge.regimes import LIMITS
-from profiler.predict.kernel_times import (
-    DeviceRates,
-    Kernels,
-    MeasuredCells,
-    Surface,
-    unpaid_from_memory_s,
-    unpaid_s,
-)
-from profiler.predict.operator_arrays import (
-    Array,
-    Floats,
-    OperatorArrays,
-    OperatorColumn,
-    StepArrays,
-    by_phase,
-    octaves,
-)
+from profiler.predict.kernel_times import DeviceRates, Kernels, MeasuredCells, Surface, unpaid_from_memory_s, unpaid_s
+from profiler.predict.operator_arrays import Array, Floats, OperatorArrays, OperatorColumn, StepArrays
 from profiler.stats import NORMAL_95
 
 # The share of a step from which a term determines its regime.
@@ -102,9 +87,9 @@ class FittedModel:
         """Forecast any steps: seconds, and their standard deviation as a share."""
         terms = self.terms(demanded)
         log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
-        for phase, chosen in by_phase(demanded.steps):
+        for phase, chosen in demanded.steps.by_phase:
             if phase in self.residuals:
-                residual = self.residuals[phase].value(octaves(demanded.steps.at(chosen)))
+                residual = self.residuals[phase].value(demanded.steps.at(chosen).octaves)
                 log_ratio[chosen], sigma[chosen] = residual
         return Forecast(demanded, terms, terms.total_s * np.exp(log_ratio), sigma)
 
@@ -121,7 +106,6 @@ class Forecast:
 
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
-    """Fit kernel times and residuals to measured cells."""
     return fit_residuals(FittedModel(device, Kernels(measured, device)), measured)
 
 
@@ -129,10 +113,10 @@ def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
     """The model with the residuals of these measured cells instead of its own."""
     terms_s = model.terms(measured.demanded).total_s
     residuals: dict[Phase, Surface] = {}
-    for phase, chosen in by_phase(measured.demanded.steps):
+    for phase, chosen in measured.demanded.steps.by_phase:
         values = np.log(measured.latency_s[chosen] / terms_s[chosen])
         noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
-        residuals[phase] = Surface(octaves(measured.demanded.steps.at(chosen)), values, noise)
+        residuals[phase] = Surface(measured.demanded.steps.at(chosen).octaves, values, noise)
     return replace(model, residuals=residuals)
 
 
@@ -149,13 +133,13 @@ def change_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, floa
     `ratios` are measured: (step, ratio, half width). None if the change was not tried in a phase of `steps`.
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
-    for phase, chosen in by_phase(steps):
+    for phase, chosen in steps.by_phase:
         tried = [item for item in ratios if item[0].phase == phase]
         if not tried:
             return None
         keys, measured, half_widths = zip(*tried, strict=True)
         noise = np.array(half_widths) / np.array(measured) / NORMAL_95
-        fitted = Surface(octaves(StepArrays.of(keys)), np.log(np.array(measured)), noise)
-        log_ratio, sigma = fitted.value(octaves(steps.at(chosen)))
+        fitted = Surface(StepArrays.of(keys).octaves, np.log(np.array(measured)), noise)
+        log_ratio, sigma = fitted.value(steps.at(chosen).octaves)
         factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, half_width

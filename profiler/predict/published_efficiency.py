@@ -21,14 +21,7 @@ from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause, OperatorWork
 from profiler.facts.step import ExecutionPath
 from profiler.grid.cells import PHASES, Phase
-from profiler.predict.operator_arrays import (
-    Array,
-    Columnar,
-    OperatorArrays,
-    StepArrays,
-    need_of_cells,
-    operator_arrays,
-)
+from profiler.predict.operator_arrays import Array, Columnar, OperatorArrays, StepArrays, need_of_cells, operator_arrays
 from profiler.quant.registry import FORMATS, published_as
 
 

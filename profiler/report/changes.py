@@ -10,6 +10,7 @@ from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeI
 from profiler.facts.measurements import Drafting
 from profiler.judge.answer import budget_for
 from profiler.judge.cells import CellEvidence
+from profiler.judge.difference import is_claim
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
 from profiler.quant.registry import FORMATS
@@ -212,7 +213,7 @@ def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
         f"transformers {version}'s generate adds {duration(added_s)} ({low} to {high}) to the {step} of {own} in the"
         f" profiler's loop at {overhead.batch_size} x {overhead.key.cell.depth}, {percent(added_s / overhead.own_s)}"
     )
-    if not overhead.is_claim:
+    if not is_claim(overhead.low_s, overhead.high_s, overhead.repetitions):
         once = overhead.repetitions < CLAIM_REPETITIONS
         return f"{text}: {'one repetition each, too few for a claim' if once else 'no more than noise'}"
     ranked = sorted((overhead.parts_s or {}).items(), key=lambda item: -item[1])
@@ -276,7 +277,7 @@ def _mask(step: RaggedStep) -> str:
         f" ({signed_duration(step.mask_low_s)} to {signed_duration(step.mask_high_s)}) compared with that shape without"
         " one"
     )
-    if step.mask_is_claim:
+    if is_claim(step.mask_low_s, step.mask_high_s, step.repetitions):
         return text
     return f"{text}, {'one repetition each' if step.repetitions < CLAIM_REPETITIONS else 'no more than noise'}"
 

@@ -1,4 +1,4 @@
-"""Render the sections of a report as one self-contained HTML file that opens offline."""
+"""Render sections, such as those of a run's report, as one self-contained HTML file that opens offline."""
 
 from __future__ import annotations
 
@@ -17,9 +17,24 @@ from profiler.report.blocks import Block, BreakdownChart, CellsTable, Picture, S
 from profiler.report.columns import columns_with_values
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
+from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
 from profiler.report.time_breakdown import MOST_BARS_A_PHASE, WORTH_SHOWING, breakdown_bars, terms_of
-from profiler.units import duration, unbroken
+from profiler.store.folder import Run
+from profiler.store.writer import replace_file
+from profiler.units import duration, unbroken, utc_minute
+
+
+def write_report(run: Run) -> None:
+    replace_file(run.folder / "report.html", html_report(run))
+
+
+def html_report(run: Run) -> str:
+    """Return the report of a run as one HTML document."""
+    document = run.document
+    unfinished = " · interrupted" if not document.finished else ""
+    subtitle = f"{run.model.precision} · {utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
+    return html_page(f"{run.model.id} on {document.device.name}", subtitle, run_sections(run))
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:

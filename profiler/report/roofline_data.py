@@ -122,7 +122,6 @@ class GroupPoint:
 
     @property
     def intensity(self) -> float:
-        """Model FLOPs per model byte."""
         return self.flops / self.nbytes
 
     @property

@@ -252,7 +252,7 @@ def _write_report(run: Run, document: RunDocument, stages: Stages) -> Run:
     """Write the report. If that fails, `document` names it, and the run is judged once more with it."""
     stages.listener.stage("writing the report")
     # Imported late: plotting libraries hold 100 MB, which the ceilings' buffers need.
-    from profiler.report.write import write_report
+    from profiler.report.html import write_report
 
     with stages.optional("report.html", "the file is left out"):
         write_report(run)

@@ -87,13 +87,15 @@ def drawn(pool: Pool, repetitions: int, random: np.random.Generator) -> Side:
     for key, samples in taken.items():
         spread = spreads[key.phase]
         time_s = estimate([repetition.tolist() for repetition in samples], spread)
-        cells[key] = CellTime(time_s.median_s, time_s.low_s, time_s.high_s, repetitions, drift=spread.drift)
+        cells[key] = CellTime(time_s, repetitions, drift=spread.drift)
     return Side("drawn", "", "roofscope", {}, cells)
 
 
 def slower(side: Side, by: float, cells: Mapping[MatchKey, CellTime]) -> Side:
-    names = ("median_s", "low_s", "high_s")
-    changed = {key: replace(at, **{name: getattr(at, name) * (1 + by) for name in names}) for key, at in cells.items()}
+    changed = {}
+    for key, at in cells.items():
+        longer_s = {name: getattr(at.time, name) * (1 + by) for name in ("median_s", "low_s", "high_s")}
+        changed[key] = replace(at, time=replace(at.time, **longer_s))
     return replace(side, cells={**side.cells, **changed})
 
 

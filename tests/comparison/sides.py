@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.comparison.side import CellTime, MachineState, MatchKey, Side
-from profiler.facts.ceilings import DriftReading
+from profiler.facts.ceilings import Ceiling, DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
+from profiler.stats import NOTCH, Estimate
 
 SETTINGS = {"model": "m", "device": "card", "precision": "bfloat16", "threads": "2", "transformers": "5.22.0"}
 
@@ -22,7 +23,7 @@ def timed(median_s: float, half_width: float = 0.005, repetitions: int = 4, **te
     split = {**dict.fromkeys(TERMS, 0.0), **terms}
     split["unexplained_s"] = median_s - sum(terms.values())
     low_s, high_s = median_s * (1 - half_width), median_s * (1 + half_width)
-    return CellTime(median_s, low_s, high_s, repetitions, split, repetition_s=1.0)
+    return CellTime(Estimate(median_s, low_s, high_s, repetitions), repetitions, split, repetition_s=1.0)
 
 
 def drift_probe(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
@@ -30,7 +31,13 @@ def drift_probe(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.
     drift_readings = tuple(
         DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0)
     )
-    return MachineState({"memory": (100e9 / memory, 0.01), "compute": (1e12 / compute, 0.01)}, at, drift_readings)
+    return MachineState({"memory": ceiling(100e9 / memory), "compute": ceiling(1e12 / compute)}, at, drift_readings)
+
+
+def ceiling(per_s: float) -> Ceiling:
+    """A ceiling that is known to within 1 %."""
+    off = 0.005 / NOTCH
+    return Ceiling(per_s, (1 - off) * per_s, (1 + off) * per_s, samples=1, method="by hand")
 
 
 def side(cells: dict[MatchKey, CellTime], **changes: Any) -> Side:

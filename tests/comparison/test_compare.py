@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sides import drift_probe, key_of, side, timed
+from sides import ceiling, drift_probe, key_of, side, timed
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
 from profiler.comparison.gate_formats import gate_github, gate_section
-from profiler.comparison.side import NOT_RECORDED, CellTime, MatchKey, Side, differences, side_of_run
+from profiler.comparison.side import NOT_RECORDED, CellTime, MatchKey, Resource, Side, differences, side_of_run
 from profiler.comparison.text import change_words, comparison_sentences, difference_lines, measuring, next_step
 from profiler.errors import RequestError
+from profiler.facts.ceilings import Ceiling
 from profiler.grid.cells import PHASES
 from profiler.report.blocks import Lines
 from profiler.store.folder import read_run
@@ -82,7 +83,7 @@ def test_a_claim_needs_a_clear_interval_two_repetitions_and_a_quiet_machine(
 ) -> None:
     [change] = compare_sides(side({key_of(): first}), side({key_of(): later})).changes
     assert (change.verdict, change.because) == (verdict, because)
-    assert change.moved is None or change.is_claim
+    assert change.moved is None or change.difference.is_claim
 
 
 def test_the_machine_is_divided_out() -> None:
@@ -99,8 +100,9 @@ def test_the_machine_is_divided_out() -> None:
 
 
 def test_a_drift_probe_that_wavers_or_contradicts_the_ceilings_divides_nothing() -> None:
-    wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), {"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)}
-    for doubtful in (wavering, replace(drift_probe(1.04, 1.04, at=1.0), ceilings=risen)):
+    wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), drift_probe(1.04, 1.04, at=1.0)
+    own: dict[Resource, Ceiling] = {"memory": ceiling(104e9), "compute": ceiling(1.04e12)}
+    for doubtful in (wavering, replace(risen, ceilings=own)):
         after = side({key_of(): timed(0.0104)}, drift_probe=doubtful)
         assert compare_sides(before(), after).changes[0].machine == 0
 
@@ -129,7 +131,7 @@ def test_a_ceiling_that_was_measured_otherwise_moves_no_term() -> None:
     first = side({key_of(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
     after = side(
         {key_of(): timed(0.0107, weights_s=0.005, kernel_s=0.002, overhead_s=0.0007)},
-        drift_probe=replace(drift_probe(at=1.0), ceilings={"memory": (120e9, 0.01), "compute": (1e12, 0.01)}),
+        drift_probe=replace(drift_probe(at=1.0), ceilings={"memory": ceiling(120e9), "compute": ceiling(1e12)}),
     )
     [change] = compare_sides(first, after).changes
     assert change.moved == "overhead_s"
@@ -201,7 +203,7 @@ def test_a_cached_prefix_counts_to_the_depth() -> None:
     assert [key.name for key in cached.values()] == ["prefill 1 x 512, 448 cached (vllm)", "decode 1 x 512 (vllm)"]
     theirs = {key_of(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
     found = compare_sides(side({cached["decode"]: timed(512e-5)}), side(theirs, tool="llama-bench"))
-    assert [(item.after.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
+    assert [(item.after.time.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
 
 
 def test_a_variable_of_the_environment_that_differs_is_named() -> None:

@@ -70,7 +70,7 @@ BRIEF: Mapping[str, Any] = {
     "profiler.roofs.sampler._LOADED_S": 0.02,
     "profiler.roofs.sampler._MOST_RECORDED": 20,
     "profiler.device.contention.ForeignLoad.cores": lambda _: 0.0,
-    "profiler.report.write.write_report": lambda *_, **__: (),
+    "profiler.report.html.write_report": lambda *_, **__: (),
     "signal.signal": lambda *_: None,
 }
 """What is shorter: ceilings, and no reports, whose pages and pictures take seconds. No other process is busy, and no

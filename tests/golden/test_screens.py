@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             mock.patch("profiler.roofs.measure.measure", return_value=run.document.ceilings.ceilings),
             mock.patch("profiler.roofs.bandwidth.measure_links", return_value=({}, {})),
             mock.patch("profiler.run.pipeline.execute", return_value=run),
-            mock.patch("profiler.report.write.html_report", return_value=""),
+            mock.patch("profiler.report.html.html_report", return_value=""),
         ):
             yield
 

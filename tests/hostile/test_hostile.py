@@ -39,9 +39,9 @@ from hostile_models import (
 from profiler.errors import ModelError
 from profiler.loading.config import config_from
 from profiler.report.columns import EXPORTERS, tokens_table
+from profiler.report.html import html_report
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
-from profiler.report.write import html_report
 from profiler.store.folder import read_run
 from profiler.units import visible, visible_in
 

@@ -69,7 +69,8 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
     profiler_of_torch = SimpleNamespace(events=lambda: events)
     monkeypatch.setattr("profiler.measure.trace.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch))
     subject: Any = SimpleNamespace(
-        engines={"eager": SimpleNamespace(**dict.fromkeys(("announce", "prepare", "fill", "decode"), lambda *_: None))},
+        engines={"eager": SimpleNamespace(decode=lambda state: None)},
+        start=lambda cell: lambda: None,
         machine=SimpleNamespace(is_cuda=True, clock=FakeClock()),
     )
     [decode] = trace_cell(subject, Cell(1, 0, 8, context_len=16), None)

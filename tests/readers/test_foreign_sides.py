@@ -122,7 +122,7 @@ def test_a_spread_proves_at_least_two_repetitions(tmp_path: Path) -> None:
     """
     [same] = compared(markdown(tmp_path / "a", "125 ± 1.6"), markdown(tmp_path / "b", "122.00 ± 1.60")).changes
     assert same.verdict == "inconclusive"
-    assert same.before.high_s / same.before.median_s - 1 == pytest.approx(12.706 * 1.6 / 125, rel=0.03)
+    assert same.before.time.high_s / same.before.time.median_s - 1 == pytest.approx(12.706 * 1.6 / 125, rel=0.03)
     [half] = compared(markdown(tmp_path / "a", "125 ± 1.6"), markdown(tmp_path / "b", "62.5 +/- 0.8")).changes
     assert half.verdict == "slower"
 
@@ -140,11 +140,11 @@ def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
 def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> None:
     """0.05 tokens/s is 0.045 to 0.055, or 18.2 to 22.2 s; 0.5 s in a table is 0.45 to 0.55."""
     [printed] = read_side(markdown(tmp_path / "a", "0.05 ± 0.00")).cells.values()
-    assert printed.low_s <= 1 / 0.055 < 1 / 0.045 <= printed.high_s
+    assert printed.time.low_s <= 1 / 0.055 < 1 / 0.045 <= printed.time.high_s
     path = tmp_path / "t.csv"
     path.write_text("batch_size,prompt_len,new_tokens,latency_s\n1,8,8,0.5\n")
     [timed] = read_side(path).cells.values()
-    assert timed.low_s <= 0.45 < 0.55 <= timed.high_s
+    assert timed.time.low_s <= 0.45 < 0.55 <= timed.time.high_s
 
 
 @pytest.mark.parametrize("spread", [pytest.param(0.003, marks=pytest.mark.slow), 0.1])
@@ -169,7 +169,7 @@ def test_decode_is_compared_per_token(tmp_path: Path) -> None:
     _, decode = compared(before, after).changes
     assert decode.phase == "decode"
     assert decode.change == pytest.approx(0.0)
-    assert decode.before.median_s == pytest.approx(2.5e-3)
+    assert decode.before.time.median_s == pytest.approx(2.5e-3)
 
 
 def test_copied_samples_are_refused(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from made_runs import PRECISIONS, ROOT, Page, key, old_run, result, whole_run, w
 from profiler.facts.change_ids import ChangeId
 from profiler.judge.advice import Advice, Effect
 from profiler.judge.breakdown import TERMS
+from profiler.report.html import html_report, write_report
 from profiler.report.roofline_data import ceiling_lines
-from profiler.report.write import html_report, write_report
 from profiler.run.screens import AGAINST_COLUMNS, PRECISION_COLUMNS, difference_rows, precision_rows, write_comparison
 from profiler.store.folder import Run, read_run
 

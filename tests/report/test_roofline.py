@@ -10,9 +10,9 @@ from made_runs import REFERENCE, ceiling, key, old_run, result, with_document
 from profiler.errors import RequestError
 from profiler.facts.ceilings import CurvePoint, WeightReadCeiling
 from profiler.facts.operators import GemmShape
+from profiler.report.html import html_report
 from profiler.report.plots import draw
 from profiler.report.roofline_data import CeilingLine, ceiling_lines, group_points
-from profiler.report.write import html_report
 from profiler.store.folder import Run, read_run
 
 XEON = REFERENCE / "smollm2-135m-xeon-float32"

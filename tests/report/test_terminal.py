@@ -22,12 +22,12 @@ from profiler.measure.schedule import Progress
 from profiler.report.blocks import Lines, Section, TextTable, text_table
 from profiler.report.cells import cells
 from profiler.report.device import ceilings_table, gpus_table, link_document, link_lines, link_table
+from profiler.report.html import html_report
 from profiler.report.overview import seconds_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
 from profiler.report.time_breakdown import bar_text, breakdown, breakdown_bars, shares_table
-from profiler.report.write import html_report
 from profiler.store.document import LargerGrid
 from profiler.store.folder import Run, read_run
 

@@ -249,7 +249,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr(trials.Side, "call", tried)
     monkeypatch.setattr("profiler.run.measure.remeasure_ceilings", unforeseen)
     full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
-    monkeypatch.setattr("profiler.report.write.html_report", full)
+    monkeypatch.setattr("profiler.report.html.html_report", full)
     with_effort(monkeypatch, shares=STANDARD.shares | {"overhead": 5.0, "trials": 15.0}, ceilings_again_s=0.5)
     run = profile_tiny(batch_sizes=[1, 2], no_trials=False, fresh=True)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}

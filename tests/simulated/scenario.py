@@ -63,7 +63,7 @@ def profiled(scenario: Scenario, truths: Sequence[Truth], parent: Path, **option
     """Return the run of `roofscope run` on these cards. Raises the error that ends it."""
     requested = {**scenario.options(), "fresh": True, "out": parent / "run", **options}
     folder = scenario.folder(parent)
-    with simulated(*truths) as world, mock.patch("profiler.report.write.write_report"):  # these pages are not needed
+    with simulated(*truths) as world, mock.patch("profiler.report.html.write_report"):  # these pages are not needed
         code = command_line("run", str(folder), **requested)
     run = read_run(requested["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.failed else 0)

@@ -72,7 +72,7 @@ def on_card(folder: Path, truth: Truth) -> Iterator[Any]:
         mock.patch.object(Bench, "run", brief),
         mock.patch("claims.times._INTERLEAVED", 2),
         mock.patch("profiler.checks.doctor.preset_fits", of_one_preset),
-        mock.patch("profiler.report.write.write_report"),
+        mock.patch("profiler.report.html.write_report"),
         mock.patch("profiler.run.measure._TRIALS_LEAST_S", math.inf),
     ):
         gc.freeze()  # each attempt ends with a collection, which would scan all of torch and transformers every time

@@ -46,8 +46,8 @@ from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
+from profiler.report.html import write_report
 from profiler.report.progress import Listener
-from profiler.report.write import write_report
 from profiler.run.judge_folder import judge_folder
 from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import Run, read_document, read_run
@@ -372,7 +372,7 @@ def test_at_each_write_of_a_report(
             (folder / name).write_text("old")
     before = {name: (folder / name).read_bytes() for name in DERIVED}
     calls, real = iter(range(100)), getattr(os, call)
-    monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")  # quick to make
+    monkeypatch.setattr("profiler.report.html.html_report", lambda _run, **_: "a page")  # quick to make
 
     def failing(*arguments: object) -> object:
         if next(calls) == number:
