@@ -22,8 +22,6 @@ from profiler.comparison.gate_formats import budget_words, gate_github, gate_jun
 from profiler.errors import RequestError
 from profiler.json_document import dumped, json_text
 
-ROOT = Path(__file__).parents[2]
-REFERENCE = ROOT / "runs" / "reference"
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
@@ -109,7 +107,7 @@ def test_thresholds_by_phase() -> None:
     for wrong in ("fast", "300%", "-3%", "0", "nan", "middle=3%", ""):
         with pytest.raises(RequestError):
             thresholds(wrong)
-    table = ROOT / "tests" / "data" / "foreign" / "table.csv"
+    table = Path(__file__).parents[1] / "data" / "foreign" / "table.csv"
     with pytest.raises(RequestError, match="no prefill in common"):
         gated_files(table, table, "prefill=3%")
 
