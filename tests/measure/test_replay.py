@@ -149,8 +149,8 @@ def test_steps_that_an_answer_names_are_replayed_whole_first(replays: list[tuple
     assert of_calls == named <= of_linears
 
 
-def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
-    ids = random_prompt(batch, context)
+def decode_step(model: Any, context: int) -> Callable[[], Any]:
+    ids = random_prompt(2, context)
     with torch.inference_mode():
         cache = model(ids, use_cache=True).past_key_values
     return partial(model, ids[:, -1:], past_key_values=cache, use_cache=True)
