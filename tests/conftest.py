@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import json
 import os
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from smollm2 import WHEEL, smollm2_gguf
 import profiler
 from profiler.facts.run_facts import Facts
 from profiler.loading.request import LoadedModel
+from profiler.measure.short_model import shortened
 from profiler.store.folder import read_document, read_facts, read_gathered
 
 # Typer makes all commands anew at each call of the command line, which takes 50 ms.
@@ -176,27 +176,18 @@ def short_folder(request: pytest.FixtureRequest, gguf_file: Path) -> Path:
 
     folder = gguf_file.parent / f"smollm2-six-layers-{transformers.__version__}"
     if not folder.is_dir():
+        whole = request.getfixturevalue("smollm2")
+        config = shortened(whole.config, 6)
+        vars(config).pop("quantization_config", None)
+        short = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        short.load_state_dict(whole.module.state_dict(), strict=False)  # there are more layers
         unfinished = Path(tempfile.mkdtemp(dir=gguf_file.parent))
-        _save_six_layers(request.getfixturevalue("smollm2"), gguf_file, unfinished)
+        short.save_pretrained(unfinished)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
+        tokenizer.save_pretrained(unfinished)
         with contextlib.suppress(OSError):  # another process was faster
             unfinished.rename(folder)
     return folder
-
-
-def _save_six_layers(model: LoadedModel, gguf_file: Path, folder: Path) -> None:
-    from safetensors.torch import save_file
-    from transformers import AutoTokenizer
-
-    config = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
-    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", "num_hidden_layers": 6}))
-    dropped = tuple(f"model.layers.{number}." for number in range(6, model.config.num_hidden_layers))
-    tensors = {
-        name: value.to(torch.bfloat16).contiguous()
-        for name, value in model.module.state_dict().items()
-        if name != "lm_head.weight" and not name.startswith(dropped)
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

@@ -29,5 +29,5 @@ def on_meta(model: str | dict[str, Any], dtype: torch.dtype = torch.bfloat16, **
     return build_on_meta(config, dtype, **options)
 
 
-def walked(model: str | dict[str, Any], dtype: torch.dtype = torch.bfloat16, **options: Any) -> ModelWork:
-    return walk(on_meta(model, dtype, **options))
+def walked(model: str | dict[str, Any], **options: Any) -> ModelWork:
+    return walk(on_meta(model, **options))

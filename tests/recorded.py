@@ -8,9 +8,9 @@ device is an error. Both hold here too, with aten operators instead of kernels.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -40,8 +40,8 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [each for each in outputs if isinstance(each, torch.Tensor)]
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, graph: RecordedGraph) -> None:
+class _Capture(TorchDispatchMode):
+    def __init__(self, graph: RecordedGraph, **_: Any) -> None:
         super().__init__()
         self._graph = graph
 
@@ -53,26 +53,12 @@ class _Recorder(TorchDispatchMode):
         return output
 
 
-@contextlib.contextmanager
-def _capture(graph: RecordedGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
-    with _Recorder(graph):
-        yield
-
-
-class _Stream:
-    def __init__(self, _device: Any = None) -> None:
-        pass
-
-    def wait_stream(self, _other: Any) -> None:
-        pass
-
-
 def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
     """Return a CUDA machine whose tensors are on the CPU and whose graphs are `RecordedGraph`s."""
     replaced: dict[str, Any] = {
-        "CUDAGraph": RecordedGraph, "graph": _capture, "MemPool": lambda: SimpleNamespace(id=(0, 1)),
+        "CUDAGraph": RecordedGraph, "graph": _Capture, "MemPool": lambda: SimpleNamespace(id=(0, 1)),
         "get_allocator_backend": lambda: "native", "memory_snapshot": list, "current_device": lambda: 0,
-        "Stream": _Stream, "current_stream": _Stream, "is_current_stream_capturing": lambda: False,
+        "Stream": Mock(), "current_stream": Mock(), "is_current_stream_capturing": lambda: False,
         "stream": lambda _stream: contextlib.nullcontext(),
         **dict.fromkeys(("set_device", "set_stream", "synchronize"), lambda _=None: None),
     }  # fmt: skip

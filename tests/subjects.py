@@ -1,21 +1,17 @@
-"""Subjects for tests of probes: a small model on this CPU, and ceilings with a cache of known size."""
+"""Subjects for tests of probes: a small model on this CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from machines import HOST, ceiling
+from machines import HOST
 
 from profiler.counting.walk import walk
-from profiler.facts.ceilings import READ, Ceilings, CurvePoint
 from profiler.loading.load import load
 from profiler.measure.subject import Subject, execution_paths
 from profiler.run.options import Options
 from profiler.run.setup import make_engines
 from profiler.run.validate import prepare
-
-PLANTED = ceiling(1e10)
-MEMORY = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
 
 
 def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:
@@ -27,10 +23,3 @@ def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:
     engines = make_engines(prepared, loaded, work, HOST)
     paths = execution_paths(loaded, work, engines, grid, prepared.prompts)
     return Subject(HOST, loaded, work, engines, paths, grid, prepared.prompts), prepared.config
-
-
-def of_caches(first_slow: int) -> Ceilings:
-    """Ceilings of a memory that reads sizes from `first_slow` bytes up to 8 MiB ten times slower than smaller ones."""
-    sizes = [1 << power for power in range(16, 24)]
-    curve = tuple(CurvePoint(size, 1e10 if size >= first_slow else 1e11) for size in sizes)
-    return Ceilings({}, {READ: PLANTED}, sizes[-1], beyond_cache=True, curve=curve)

@@ -40,14 +40,6 @@ def test_cells_come_in_order_of_tokens() -> None:
         make_grid([64], [1], 2)
 
 
-def test_a_decode_loop_is_described_by_its_middle_step() -> None:
-    # 32 new tokens: the prefill gives the first, 31 steps follow at contexts 64..94, whose middle is near 80.
-    key = CellKey("decode", Cell(4, 64, 32))
-    assert (key.context_len, key.query_tokens, key.tokens) == (80, 1, 4)
-    prefill = CellKey("prefill", Cell(4, 64, 32))
-    assert (prefill.context_len, prefill.query_tokens, prefill.tokens) == (0, 64, 256)
-
-
 def test_a_row_names_its_cell() -> None:
     for cell in (Cell(2, 64, 32, engine="static"), Cell(2, 0, 32, context_len=512), Cell(2, 64, 32, context_len=384)):
         for key in cell.keys:

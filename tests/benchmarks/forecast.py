@@ -15,11 +15,12 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.counting.operators import Linear
@@ -172,18 +173,8 @@ def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
     return replace(kept, between=replace(between, seconds=seconds))
 
 
-def show(rows: Iterable[Checked]) -> None:
-    print(f"{'cell':48s} {'forecast':>9s}  {'nine in ten':20s} {'measured':>9s} {'off':>6s} {'said':>6s}  holds")
-    for row in rows:
-        interval = f"{1e3 * row.low_s:.4g} .. {1e3 * row.high_s:.4g} ms"
-        print(
-            f"{row.name:48s} {1e3 * row.latency_s:9.4g}  {interval:20s} {1e3 * row.measured_s:9.4g}"
-            f" {100 * row.off:+5.1f}% {100 * row.said:5.1f}%  {'yes' if row.holds else 'no'}"
-        )
-
-
 def main() -> int:
-    """Print the table, the share of intervals that hold, and both errors."""
+    """Print the table in seconds and shares, the share of intervals that hold, and both errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--committed", action="store_true")
@@ -195,7 +186,8 @@ def main() -> int:
     else:
         out = arguments.out or Path(tempfile.mkdtemp())
         rows = measured_later(arguments.model, arguments.budget, options, out)
-    show(rows)
+    table = pd.DataFrame([{**asdict(row), "off": row.off, "holds": row.holds} for row in rows])
+    print(table.to_string(float_format="%.4g"))
     held, off, said = shares(rows)
     print(f"{100 * held:.0f} % of {len(rows)} hold; off by {100 * off:.1f} % at the median, {100 * said:.1f} % said")
     return int(held < LEAST_HELD or said < LEAST_SAID * off)

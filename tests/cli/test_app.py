@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -58,33 +57,17 @@ def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: 
     assert set(names) <= words
 
 
-COMPLETED = """
-source <(roofscope --show-completion bash)
-COMP_WORDS=(roofscope co) COMP_CWORD=1
-_roofscope_completion roofscope
-echo "${COMPREPLY[*]}"
-"""
-
-
-def test_bash_completes_a_command(tmp_path: Path) -> None:
-    program = tmp_path / "roofscope"
-    program.write_text(f"#!{sys.executable}\nimport sys\nfrom profiler.cli.app import main\nsys.exit(main())\n")
-    program.chmod(0o755)
-    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(RUNS.parents[1])}
-    done = subprocess.run(["bash", "-c", COMPLETED], env=path, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("compare count\n", "")
-
-
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
+        ("co", "compare count"),
         ("run --bud", "--budget"),
         ("count smol", "smollm2-1.7b smollm2-135m"),
         ("place A --model gpt2", "gpt2"),
         ("judge ru", ""),  # a folder is left to bash, which completes files where there is no answer
     ],
 )
-def test_an_option_and_a_preset_are_completed(
+def test_a_command_an_option_and_a_preset_are_completed(
     words: str, completed: str, roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = f"roofscope {words}"

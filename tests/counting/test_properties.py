@@ -101,6 +101,18 @@ def test_model_work_is_at_most_executed_work(name: str, step: Step, path: Execut
     assert work.model_bytes <= work.executed_bytes
 
 
+@given(st.sampled_from(NAMES), steps)
+def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step) -> None:
+    model = work_of(name)
+    one = model.work(Step(1, step.query, step.context))
+    many = model.work(step)
+    assert many.model_flops == step.batch * one.model_flops
+    assert many.kv_read_bytes == step.batch * one.kv_read_bytes
+    longer = model.work(Step(step.batch, step.query, step.context + 1))
+    assert longer.model_flops >= many.model_flops
+    assert longer.kv_read_bytes >= many.kv_read_bytes
+
+
 @given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)), st.sampled_from([1, 4]))
 def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None, rate: int) -> None:
     """Each query sees the cache, earlier queries and itself, or their complete blocks, or a window of them."""

@@ -184,13 +184,12 @@ RANGE_UJ = 262_143_328_850
 """The range of a Xeon's package: about 2^32 units of 2^-14 J, or 262,144 J."""
 
 
-def zone(root: Path, number: str, name: str, energy_uj: int, range_uj: int | None = RANGE_UJ) -> Path:
+def zone(root: Path, number: str, name: str, energy_uj: int) -> Path:
     folder = root / f"intel-rapl:{number}"
     folder.mkdir()
     (folder / "name").write_text(f"{name}\n")
     (folder / "energy_uj").write_text(f"{energy_uj}\n")
-    if range_uj is not None:
-        (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (folder / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
     return folder
 
 

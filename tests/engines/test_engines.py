@@ -279,12 +279,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return record
 
 
-def _repetitions(engine: CompileEngine, prompt: int, slots: int, repetitions: int = 2, steps: int = 6) -> None:
+def _repetitions(engine: CompileEngine, prompt: int, slots: int, repetitions: int = 2) -> None:
     with torch.inference_mode():
         for _ in range(repetitions):
             engine.prepare(2, slots)
             state = engine.prefill(torch.ones(2, prompt, dtype=torch.long), slots)
-            for _ in range(steps):
+            for _ in range(6):
                 state = engine.decode(state)
 
 

@@ -16,6 +16,8 @@ import pytest
 import profiler
 from profiler.device.device import ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 SECRETS = {
     "a token in the environment": "hf_SecretOfTheEnvironment",
     "a key in the environment": "AKIASecretOfTheCloud",
@@ -82,7 +84,6 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
     return Written(work / "runs", printed["connections"], printed["codes"], isolated)
 
 
-@pytest.mark.slow
 def test_every_command_wrote_something(written: Written) -> None:
     """Without files there would be nothing to search, and without settings no variable that could have a secret."""
     assert not {name for name, code in written.codes.items() if code != 0 and "gate" not in name}, written.codes
@@ -96,7 +97,6 @@ def test_every_command_wrote_something(written: Written) -> None:
     assert json.loads((written.folder / "one" / "run.json").read_text())["software"]["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.slow
 def test_no_file_holds_a_secret(written: Written) -> None:
     """Packed files are unpacked; matplotlib does not compress the texts of its pictures."""
     for file in (file for file in written.folder.rglob("*") if file.is_file()):
@@ -105,7 +105,6 @@ def test_no_file_holds_a_secret(written: Written) -> None:
         assert {what for what, secret in SECRETS.items() if secret.encode() in content} == set(), file.name
 
 
-@pytest.mark.slow
 def test_no_network_is_used_or_needed(written: Written) -> None:
     """An audit hook saw no lookup, connection or transfer; the namespace has no route, not even to this machine."""
     assert written.connections == []

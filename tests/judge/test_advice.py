@@ -196,9 +196,9 @@ def test_a_change_without_a_line_is_measured_and_not_advised() -> None:
     ]
 
 
-def computed(saves_s: float, change: ChangeId = ChangeId.COMPILED_STEP, preparing_s: float = 60.0) -> ChangeEffect:
+def computed(saves_s: float, change: ChangeId = ChangeId.COMPILED_STEP) -> ChangeEffect:
     return ChangeEffect(change.value, saves_s, "arithmetic", at_least_s=saves_s, how="a line", id=change,
-                 preparing_s=preparing_s)  # fmt: skip
+                 preparing_s=60.0)  # fmt: skip
 
 
 def test_a_computed_saving_never_leads() -> None:

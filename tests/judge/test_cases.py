@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -83,11 +83,11 @@ def test_labels_are_as_expected(case: dict[str, str]) -> None:
 
 def measured(
     latency_s: float, flops: float, weight_bytes: float, ceilings: StepCeilings, flops_per_s: float = 1e14,
-    replayed_s: float | None = None, **of_cell: Any,
+    replayed_s: float | None = None,
 ) -> Measurement:  # fmt: skip
     """A step of one operator with all the work, whose time is known to half a percent."""
     operator = Demand("all", "mlp", flops, weight_bytes, 0.0, flops_per_s, replayed_s)
-    cell = timed_step(flops, weight_bytes, 0.995 * latency_s, 1.005 * latency_s, **of_cell)
+    cell = timed_step(flops, weight_bytes, 0.995 * latency_s, 1.005 * latency_s)
     return Measurement(break_down(latency_s, [operator], 0.0, ceilings), cell, flops_per_s, ceilings)
 
 
@@ -134,9 +134,9 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     assert one.regime == other.regime
 
 
-def hosted_case(issue_s: float | None = None, depth_side: str = "", **of_cell: Any) -> Verdict:
+def hosted_case(issue_s: float | None = None, depth_side: str = "") -> Verdict:
     """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
-    step = measured(10e-3, 1e9, 6e9, StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True), 680e12, **of_cell)
+    step = measured(10e-3, 1e9, 6e9, StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True), 680e12)
     ceilings = replace(step.ceilings, issue_s=issue_s)
     return judge_cell(replace(step, ceilings=ceilings, depth_side=depth_side))
 

@@ -53,12 +53,6 @@ def named(step: Judged, setting: Setting) -> dict[str, ChangeEffect]:
     return {effect.value or effect.id or effect.change: effect for effect in changes(step, setting)}
 
 
-def linears(flops: float, weight_bytes: float, kv_bytes: float = 0.0) -> OperatorWork:
-    return OperatorWork(
-        "linears", "mlp", 1, "float32", int(flops), int(weight_bytes), kv_bytes=int(kv_bytes), activation_bytes=0
-    )
-
-
 WIDE = replace(SETTING, compute_flops_per_s=20e12, weight_bits=32.0, cache_bits=32.0)
 """float32 at 20 TFLOP/s and 1 TB/s."""
 FLOAT32 = replace(WIDE, sixteen_bit_flops_per_s=80e12)
@@ -225,7 +219,7 @@ def test_a_change_is_compared_with_the_model_as_loaded() -> None:
     assert (effect.id, effect.value, effect.how) == (ChangeId.DTYPE, "bfloat16", LINE)
     assert effect.saves_s == pytest.approx(20e-3)
     assert effect.because == "the step then takes 14.0 ms, by 6 of 30 layers"
-    step = cell(linears(1e9, 34e9), weights_s=34e-3)
+    step = cell(OperatorWork("linears", "mlp", 1, "float32", int(1e9), int(34e9), 0, 0), weights_s=34e-3)
     before, after = (changes(each, OF_FLOAT32) for each in (step, replace(step, tried=(found,))))
     lost = {item.value for item in before} - {item.value for item in after if item.basis == "computed"}
     assert lost == {"bfloat16"}, "a tried change replaces its own computed saving"

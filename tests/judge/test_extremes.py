@@ -71,11 +71,10 @@ def measured(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None =
     )
 
 
-def later_ceilings(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> CeilingsRemeasured:
+def later_ceilings(memory: float = 1.0, compute: float = 1.0) -> CeilingsRemeasured:
     """Return the ceilings at the end, as shares of those at the start. The slower stream does not matter."""
-    return CeilingsRemeasured(
-        {"read": ceiling(memory * W), "gemv": ceiling(0.4 * W)}, {"float32": ceiling(compute * P, clock_hz)}, 1.0
-    )
+    streams = {"read": ceiling(memory * W), "gemv": ceiling(0.4 * W)}
+    return CeilingsRemeasured(streams, {"float32": ceiling(compute * P)}, 1.0)
 
 
 def judged(base: Facts) -> tuple[Judgement, list[str]]:

@@ -32,9 +32,9 @@ def decode(batch: int, context: int) -> tuple[float, float]:
     return flops, 2 * WEIGHTS + batch * KV_TOKEN_BYTES * context
 
 
-def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float, context: int = 12) -> Timed:
+def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float) -> Timed:
     """Return a decode step of three repetitions, whose interval extends by the factor `width` to both sides."""
-    key, time = CellKey("decode", Cell(batch, 0, 8, context)), Estimate(time_s, time_s / width, time_s * width, 9)
+    key, time = CellKey("decode", Cell(batch, 0, 8, 12)), Estimate(time_s, time_s / width, time_s * width, 9)
     work = OperatorWork("all", "mlp", 1, "float16", flops, nbytes, 0, 0)
     return Timed(key, [work], "ok", batch, time, time, samples=[(time_s,)] * CLAIM_REPETITIONS)
 

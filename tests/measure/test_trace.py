@@ -52,7 +52,7 @@ def test_intervals_add_up() -> None:
     assert activity(KEY, []).busy_share == 0.0
 
 
-def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_range_on_the_card_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """`record_function` around two kernels of 1 ms and a pause of 2 ms is a user annotation of 4 ms on the device."""
 
     def event(start_us: float, end_us: float, *, annotation: bool) -> Any:

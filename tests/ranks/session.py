@@ -43,13 +43,17 @@ def fake_ceilings(*_: Any, **__: Any) -> Ceilings:
 
 def write_state(joined: Any, alone: Any, group: Any, found: Path) -> None:
     """Write each rank's tokens, bytes, frozen parameters and matmuls as JSON, on rank 0."""
+    from torch.distributed.tensor import DTensor
+
     tokens = greedy_tokens(EagerEngine(joined, machine_for(group.device)), IDS, 12)
+    held = (*joined.parameters(), *joined.buffers())
+    local = [each.to_local() if isinstance(each, DTensor) else each for each in held]
     every: list[Any] = [None] * group.size
     dist.all_gather_object(
         every,
         {
             "tokens": tokens.tolist(),
-            "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
+            "bytes": sum({tensor.data_ptr(): tensor.nbytes for tensor in local}.values()),
             "frozen": [name for name, param in joined.named_parameters() if not param.requires_grad],
             "matmuls": [matmuls_of(part) for part in (joined, alone)],
         },
@@ -64,13 +68,6 @@ def matmuls_of(model: Any) -> dict[str, int]:
         model(IDS, logits_to_keep=1)
     counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("aten::")}
     return {name: counts[name] for name in sorted(counts) if name.endswith("mm") or "attention" in name}
-
-
-def _local(module: torch.nn.Module) -> list[torch.Tensor]:
-    from torch.distributed.tensor import DTensor
-
-    params = [p.to_local() if isinstance(p, DTensor) else p for p in module.parameters()]
-    return [*params, *module.buffers()]
 
 
 def delay_exchanges() -> None:

@@ -27,6 +27,8 @@ from profiler.store.folder import read_run
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import read_facts_of
 
+pytestmark = pytest.mark.slow
+
 SESSION = Path(__file__).with_name("session.py")
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 NEW_TOKENS = 12
@@ -74,7 +76,6 @@ def check_found(found: Path, folder: Path, ranks: int) -> None:
     assert state["matmuls"] == [[rank, rank]] * ranks
 
 
-@pytest.mark.slow
 def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
     """2 sums in 3 layers, one after the embedding, and the logits: 8 exchanges, with a delay that the link shows."""
     out, found = tmp_path / "run", tmp_path / "found.json"
@@ -103,7 +104,6 @@ def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
     assert "4 ranks, each with" in (out / "report.html").read_text()
 
 
-@pytest.mark.slow
 def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path) -> None:
     """torchrun interrupts rank 0, which keeps the measurements, sooner than it took to measure its first cell."""
     out, found = tmp_path / "killed", tmp_path / "found.json"
@@ -142,7 +142,6 @@ except typer.Exit as end:
 """Runs the command line of its arguments on two ranks, as `run --tp 2` and `ceilings --link 2` do."""
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_ranks_that_end_with_exit_code_3_print_their_report_and_no_traceback() -> None:
     """The gate cannot decide between these runs, on either rank."""

@@ -22,8 +22,9 @@ from profiler.judge.regimes import Regime
 from profiler.report.changes import linears
 from profiler.run import setup as foundation
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_run_of_a_real_model_has_all_files_and_its_figures_hold_together(gguf_file: Path, tmp_path: Path) -> None:
     run = profiler.profile(
         str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True, out=tmp_path / "run"
@@ -51,7 +52,6 @@ def test_a_run_of_a_real_model_has_all_files_and_its_figures_hold_together(gguf_
 HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first_s", "most"), [(HELD_UP_S, 2), (UNDISTURBED_S, 1)], ids=["slow", "incomplete"])
 def test_overhead_that_was_held_up_is_measured_again(
     first_s: float, most: int, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
@@ -79,7 +79,6 @@ def test_overhead_that_was_held_up_is_measured_again(
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("most", [2, 1], ids=["again", "completed"])
 def test_overhead_that_fails_later_is_missing_only_where_nothing_was_measured(
     most: int, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
@@ -105,7 +104,6 @@ def test_overhead_that_fails_later_is_missing_only_where_nothing_was_measured(
     assert run.document.ceilings.overhead_s["eager"]["decode"] == dict.fromkeys(range(1, most + 1), HELD_UP_S)
 
 
-@pytest.mark.slow
 def test_linears_are_replayed_at_rows_between_those_of_the_cells(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +127,6 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
 
 
 @pytest.mark.cpu
-@pytest.mark.slow
 def test_a_run_times_the_linears_of_every_format(profile_tiny: Callable[..., profiler.Run]) -> None:
     run = profile_tiny(quant="nf4", budget_s=60, no_trials=False)
     found = run.document.format_linears

@@ -32,14 +32,12 @@ def _without_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False, script_repeats=1, script_calls=4)
 
 
-def llama(dtype: torch.dtype, *, layers: int = 2, device: str = "cuda", **sizes: int) -> Any:
-    config = LlamaConfig(
-        **{"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 8192, **sizes},
-        num_hidden_layers=layers, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+def llama(dtype: torch.dtype, *, layers: int = 2) -> Any:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 8192}
+    config = LlamaConfig(**sizes, num_hidden_layers=layers, eos_token_id=None, pad_token_id=0)
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(config).to(dtype).eval()
-    return model.to_empty(device=device)
+    return model.to_empty(device="cuda")
 
 
 def answer(model: Any, **options: object) -> None:
