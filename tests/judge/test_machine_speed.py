@@ -42,6 +42,15 @@ def swinging(at_s: float) -> float:
     return 1.75 ** (math.sin(2 * math.pi * at_s / 31.7) / 2)
 
 
+UNSTEADY: dict[str, Pace] = {
+    "swinging": swinging,
+    # Another process starts and stops every nine seconds, and slows everything by 60 %.
+    "next to a neighbour": lambda at_s: 1.6 if int(at_s / 9) % 2 else 1.0,
+    # A clock that loses a third over a minute and stays there.
+    "with a falling clock": lambda at_s: 1.0 / (1.0 - min(at_s, 60.0) / 180.0),
+}
+
+
 def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
     """Repeat each cell's first repetition every 2 s on a machine of this pace, with a probe before each repetition.
 
@@ -77,6 +86,17 @@ def test_a_shared_swing_is_divided_out(xeon_facts: Facts) -> None:
         assert ratio == pytest.approx(shape(calm)[key], rel=0.05), key
     assert widest(swung) < 0.06
     assert widest(judge_run(on_machine(xeon_facts, swinging, steady))) > 0.15, "a steady probe cannot correct a swing"
+
+
+@pytest.mark.parametrize("pace", UNSTEADY.values(), ids=UNSTEADY)
+def test_labels_do_not_change_if_the_probe_measures_the_swing(xeon_facts: Facts, pace: Pace) -> None:
+    """Labels on an unsteady machine are those of a steady one, or mixed; at most one in ten is inconclusive."""
+    calm, swung = judge_run(on_machine(xeon_facts, steady, steady)), judge_run(on_machine(xeon_facts, pace, pace))
+    labels = {cell.key: cell.regime for cell in calm.cells}
+    found = [(cell.regime, labels[cell.key]) for cell in swung.cells]
+    claimed = [(label, truth) for label, truth in found if label != "inconclusive"]
+    assert all(label == truth or "mixed" in (label, truth) for label, truth in claimed)
+    assert len(claimed) >= 0.9 * sum(truth != "inconclusive" for _, truth in found)
 
 
 def test_a_probe_that_swings_by_itself_or_once_a_round_changes_no_time(xeon_facts: Facts) -> None:

@@ -47,6 +47,17 @@ def test_a_cpus_ceiling_has_no_clock() -> None:
     assert clocked(lambda: Ceiling(1e9, 1e9, 1e9, 3, "copy"), Machine(CPU, source=source)).clock_hz is None
 
 
+def test_rates_are_work_over_the_clocks_time(of_fake_clock: Ceilings) -> None:
+    ceilings = of_fake_clock
+    # A fake call takes 1 s, so a rate is the work of one call: 2 n^3 FLOPs, and the buffer's bytes.
+    size = int(ceilings.compute["float32"].method.split("x")[0])
+    assert ceilings.compute["float32"].per_s == 2 * size**3
+    assert ceilings.memory["read"].per_s == ceilings.stream_bytes
+    assert ceilings.memory["copy"].per_s == ceilings.stream_bytes
+    assert ceilings.memory["triad"].per_s == pytest.approx(ceilings.stream_bytes, rel=1e-6)
+    assert ceilings.beyond_cache
+
+
 @pytest.mark.parametrize(
     ("calls_s", "budget_s", "least", "samples", "ends_s"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -224,3 +226,23 @@ def test_precisions_share_the_grid_of_the_slowest(
     grids = [run.document.grid for run in runs]
     assert grids[0].prompt_lens == grids[1].prompt_lens == ladder[-1].prompt_lens
     assert {run.document.engine.budget_s for run in runs} == {20.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_the_same_machine_chooses_the_same_grid_ten_times(  # type: ignore[no-untyped-def]
+    neighbours: int, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"prompt_lens": None, "batch_sizes": None, "new_tokens": None}
+    subject, _ = subject_of("smollm2-135m", weights="random", **options)
+    prepared = prepare(Options(model="smollm2-135m", weights="random", device="cpu"))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
+    try:
+        paces = (measure_pace(prepared, subject, FAST, budget(60.0)) for _ in range(10))
+        chosen = {choose_grid(prepared, steady_pace(prepared, pace), budget(60.0))[0] for pace in paces}
+    finally:
+        for process in busy:
+            process.kill()
+    assert len(chosen) == 1
