@@ -50,7 +50,8 @@ def measure(
     """Measure the ceilings of a machine: matmuls of `dtypes`, streams, one row in `model_dtype`, and the host.
 
     `budget_s` is for all of them; none takes more than twice its share, if two calls do not. `missing` has the reason
-    for a ceiling that cannot be measured. Buffers have at most `most_bytes`. Raises DeviceError for a lost device.
+    for a ceiling that cannot be measured. Buffers have at most `most_bytes`, and the host is then left out, as it needs
+    a model of its own. Raises DeviceError for a lost device.
 
     Ceilings in `known` are reused, unless a stream is missing, or a short check is clearly faster: they were then
     measured on a busy device. Data are random, because a matmul of zeros draws less power and runs faster than any real
@@ -80,7 +81,7 @@ def measure(
         if dtype not in compute:
             with attempt(dtype, machine, missing):
                 compute[dtype] = clocked(partial(measure_gemm, machine, dtype, share_s), machine)
-    if host is None:
+    if host is None and most_bytes == math.inf:
         with attempt("the host's pace", machine, missing), quiet_libraries():
             host = measure_host_pace(machine, _HOST * share_s)
     return replace(

@@ -8,9 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from profiler import effort
 from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
+from profiler.device.machine import machine_for
 from profiler.errors import RequestError, describe_error, first_line
 from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
 from profiler.why_slow.batch_and_loop_changes import grows_by_a_token
@@ -132,11 +135,12 @@ def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
     """The trial of one change. Raises RequestError if `deadline_s`, by `now_s`, comes before its third pair."""
     candidate = plan.candidate
     shape = candidate.shape or candidate.group.call.words
-    gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
+    _free(candidate.group)  # such as the cache of the script's last call
     try:
         rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
     finally:
         candidate.release()
+        _free(candidate.group)
     if plan.tokens:
         shape += f", as {plan.tokens} of its tokens"
     numbers = tuple(call.number for call in candidate.group.calls)
@@ -146,6 +150,13 @@ def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
         with contextlib.suppress(Exception):  # the saving is known without it
             trial = replace(trial, evidence=trial.evidence + candidate.explain())
     return trial
+
+
+def _free(group: CallGroup) -> None:
+    """Free what nothing refers to; on a GPU, graphs of the script may still need the memory that is then unused."""
+    gc.collect()
+    if group.settings.on_cpu:
+        machine_for(torch.device("cpu")).release()
 
 
 def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> Rounds:
