@@ -392,11 +392,8 @@ MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
 """(bytes/s, FLOP/s) of a device on which only one of them counts."""
 
 
-FOUR = {"max_new_tokens": 4, "do_sample": False}
-
-
 def generated(model: Any, ids: torch.Tensor = IDS[:1], **options: Any) -> None:
-    model.generate(ids, **FOUR, **options)
+    model.generate(ids, max_new_tokens=4, do_sample=False, **options)
 
 
 HALF = torch.ones_like(IDS)
@@ -434,7 +431,6 @@ def test_a_change_saves_what_the_ceilings_say(
     assert found[change].about == pytest.approx(about, abs=room)
 
 
-PROMPTS = torch.ones(2, 8, dtype=torch.long)
 CEILINGS = CeilingSet("a device, measured", 1e9, {"float32": 1e12})
 
 
@@ -448,30 +444,21 @@ def times_of(model: Any, run: Any) -> ModuleTimes:
 def test_the_ceilings_are_those_of_the_shapes() -> None:
     """up_proj [64, 32]: 8,192 bytes of weights at 1 GB/s. Attention: keys and values of 2 x 2 heads x 8 x 16."""
     model = tiny_llama()
-    found = times_of(model, lambda: model(PROMPTS, use_cache=False))
+    found = times_of(model, lambda: model(IDS[:2], use_cache=False))
     assert found.ceiling_s["model.layers.0.mlp.up_proj"] == pytest.approx(8192e-9)
     assert found.ceiling_s["model.layers.0.self_attn"] == pytest.approx(2 * 2 * 2 * 8 * 16 * 4 * 1e-9)
     assert sum(found.own_s.values()) <= found.group.seconds
 
 
-class Ticks(Clock):
-    """A clock that only modules turn, by whole seconds."""
-
-    time_s = 0
-
-    def mark(self) -> int:
-        return self.time_s * 10**9
-
-
 class Takes(torch.nn.Module):
-    """A module that takes so many seconds at its first call, and at later ones."""
+    """A module that takes so many seconds at its first call, and at later ones. Only modules turn its clock."""
 
-    def __init__(self, clock: Ticks, first_s: int, later_s: int) -> None:
+    def __init__(self, clock: Mock, first_s: int, later_s: int) -> None:
         super().__init__()
         self.clock, self.seconds = clock, itertools.chain([first_s], itertools.repeat(later_s))
 
     def forward(self, ids: Any) -> Any:
-        self.clock.time_s += next(self.seconds)
+        self.clock.mark.return_value += next(self.seconds) * 10**9
         return ids
 
 
@@ -481,7 +468,8 @@ def test_noise_of_a_repeated_prompt_is_not_multiplied(own_call_s: float, named: 
 
     If the script's own call took 14 s less than the repetition, 12 s are within the noise.
     """
-    clock, slower = Ticks(), type("Slower", (Takes,), {})
+    clock, slower = Mock(wraps=Clock(), ahead=False), type("Slower", (Takes,), {})
+    clock.mark.return_value = 0
     model = torch.nn.Sequential(Takes(clock, 3, 1), slower(clock, 1, 2))
     parts = Run(Mock(side_effect=AssertionError), weight=-2.0), Run(lambda: [model(1) for _ in range(4)], weight=3.0)
     call = replace(generate(0, own_call_s), new_tokens=10)
@@ -594,7 +582,7 @@ def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch)
     subject = subject_of(model)
     assert "encoder" in subject.outside
     assert not [item.name for item in subject.work.operators if item.name.startswith("encoder.")]
-    times = times_of(model, lambda: model.generate(PROMPTS, max_new_tokens=3, do_sample=False))
+    times = times_of(model, lambda: model.generate(IDS[:2], max_new_tokens=3, do_sample=False))
     encoder_s = times.ceiling_within(("encoder.",))
     assert encoder_s >= 8192e-9  # one matrix of 32 x 64
     without, with_encoder = (
