@@ -64,24 +64,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def answer_cpu_probe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """A function that sets whether bitsandbytes sees AVX512-BF16, for which it repacks 4-bit weights.
-
-    It skips the test where this CPU lacks the instructions for that answer.
-    """
-    from bitsandbytes.nn import modules
-
-    has_avx512bf16 = modules.has_avx512bf16()
-
-    def answer(fused: bool) -> None:
-        if fused and not has_avx512bf16:
-            pytest.skip("this CPU lacks AVX512-BF16, which bitsandbytes' fused kernel needs")
-        monkeypatch.setattr(modules, "has_avx512bf16", lambda: fused)
-
-    return answer
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Run a test that is selected by name, with any marks."""
     if any("::" in argument for argument in config.args):

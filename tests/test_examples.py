@@ -25,17 +25,13 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
 
-def commands(name: str) -> tuple[dict[str, str], list[str]]:
-    """(the example's environment variables, the commands that it runs)."""
-    content = yaml.safe_load((EXAMPLES / name).read_text())
-    if name == "skypilot.yaml":
-        return content["envs"], content["run"].splitlines()
-    return dict(item.split("=", 1) for item in content["env"]), content["commands"]
-
-
 @pytest.mark.parametrize("name", ["skypilot.yaml", "dstack.yml"])
 def test_an_example_asks_what_this_program_takes(name: str) -> None:
-    environment, lines = commands(name)
+    content = yaml.safe_load((EXAMPLES / name).read_text())
+    if name == "skypilot.yaml":
+        environment, lines = content["envs"], content["run"].splitlines()
+    else:
+        environment, lines = dict(item.split("=", 1) for item in content["env"]), content["commands"]
     assert environment["MODEL"] in preset_names()
     calls = [shlex.split(Template(line).substitute(environment)) for line in lines if line.startswith("roofscope ")]
     assert [words[1] for words in calls] == ["doctor", "run"]

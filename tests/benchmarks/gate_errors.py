@@ -110,11 +110,8 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
     counts_by_slowdown: dict[float, Counter[str]] = {by: Counter() for by in SLOWDOWNS}
     for number, (before, after) in enumerate(pairs):
         one = list(after.cells)[number % len(after.cells)]
-        chosen = {
-            "all cells": after.cells,
-            "one cell": [one],
-            "decode": [k for k in after.cells if k.phase == "decode"],
-        }
+        decode = [key for key in after.cells if key.phase == "decode"]
+        chosen = {"all cells": after.cells, "one cell": [one], "decode": decode}
         cells = {key: after.cells[key] for key in chosen[planted]}
         for by in SLOWDOWNS:
             comparison = compare_sides(before, slower(after, by, cells))

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +64,25 @@ def planned(request: ModelRequest) -> Any:
     return plan(request, load_config(request.source))
 
 
+@pytest.fixture
+def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether bitsandbytes sees AVX512-BF16, for which it repacks 4-bit weights; this CPU may lack it."""
+    from bitsandbytes.nn import modules
+
+    if request.param and not modules.has_avx512bf16():
+        pytest.skip("this CPU lacks AVX512-BF16, which bitsandbytes' fused kernel needs")
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: request.param)
+    return bool(request.param)
+
+
 CASES = [pytest.param(*case, marks=pytest.mark.ci if case[:3] == ("nf4", False, PLAIN) else slow) for case in SHARES]
 
 
-@pytest.mark.parametrize(("quant", "fused", "options", "share"), CASES)
+@pytest.mark.parametrize(("quant", "fused", "options", "share"), CASES, indirect=["fused"])
 def test_real_weights_in_every_format(
-    short_folder: Path, answer_cpu_probe: Callable[[bool], None],
-    quant: Quant, fused: bool, options: QuantOptions, share: float,
-) -> None:  # fmt: skip
+    short_folder: Path, quant: Quant, fused: bool, options: QuantOptions, share: float
+) -> None:
     """Bytes planned on meta, bytes counted when loaded and storages are equal; the tokens are those of `generate`."""
-    answer_cpu_probe(fused)
     request = request_of(str(short_folder), quant, options)
     model, step = loaded_by(request), Step(1, 1, 8)
     counted = walk(model).work(step).weight_bytes
@@ -105,12 +113,10 @@ def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
         *(("nf4", False, rows, True) for rows in (1, 64)), *(("nf4", True, rows, False) for rows in (1, 64)),
         ("int8", False, 1, True), ("int8wo", False, 1, True), ("fp8", False, 8, True), ("int4wo", False, 1, False),
     ],
+    indirect=["fused"],
 )  # fmt: skip
-def test_the_kernel_that_converts(
-    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, rows: int, converts: bool
-) -> None:
+def test_the_kernel_that_converts(tiny_folder: Path, quant: Quant, fused: bool, rows: int, converts: bool) -> None:
     """On a CPU all kernels except the fused ones for 4 bits convert, and return the dense weight."""
-    answer_cpu_probe(fused)
     linear = loaded_by(request_of(str(tiny_folder), quant, weights="random")).model.layers[0].mlp.up_proj
     calls = conversion_calls([linear], rows, torch.bfloat16)
     assert bool(calls) == converts
@@ -146,12 +152,11 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
     assert eight.tokens > 100
 
 
-@pytest.mark.parametrize(("fused", "matmul_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
-def test_matmuls_run_in_the_compute_dtype(
-    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, matmul_dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(
+    ("fused", "matmul_dtype"), [(False, torch.float16), (True, torch.bfloat16)], indirect=["fused"]
+)
+def test_matmuls_run_in_the_compute_dtype(tiny_folder: Path, fused: bool, matmul_dtype: torch.dtype) -> None:
     """The exception is bitsandbytes' fused kernel on a CPU, which supports only bfloat16."""
-    answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
     assert stored(loaded_by(request).model.layers[0].mlp.up_proj).compute_dtype == matmul_dtype
 
@@ -180,22 +185,18 @@ def test_a_width_that_the_fused_kernel_does_not_support_is_one_line(
             refused(request, config)
 
 
-@pytest.mark.parametrize(("quant", "fused"), [("nf4", False), ("int8", True)])
-def test_any_width_works_without_that_kernel(
-    tmp_path: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
-) -> None:
-    answer_cpu_probe(fused)
+@pytest.mark.parametrize(("quant", "fused"), [("nf4", False), ("int8", True)], indirect=["fused"])
+def test_any_width_works_without_that_kernel(tmp_path: Path, quant: Quant, fused: bool) -> None:
     model = loaded_by(narrow_request(tmp_path, quant, intermediate_size=96, num_key_value_heads=1))
     assert stored(model.model.layers[0].mlp.down_proj).in_features == 96
     with torch.inference_mode():
         assert torch.isfinite(model(torch.arange(10)[None]).logits.float()).all()
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", [False, True], indirect=True)
 def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
-    tiny_folder: Path, tmp_path: Path, answer_cpu_probe: Callable[[bool], None], fused: bool
+    tiny_folder: Path, tmp_path: Path, fused: bool
 ) -> None:
-    answer_cpu_probe(fused)
     loaded_by(request_of(str(tiny_folder), "nf4", DOUBLE)).save_pretrained(tmp_path / "nf4")
     request = request_of(str(tmp_path / "nf4"), "none")
     here, on_meta = (stored(each.model.layers[0].mlp.up_proj) for each in (loaded_by(request), planned(request)))
@@ -267,12 +268,11 @@ def layout(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("quant", "fused", "options"), [case[:3] for case in SHARES])
+@pytest.mark.parametrize(("quant", "fused", "options"), [case[:3] for case in SHARES], indirect=["fused"])
 def test_random_weights_have_the_layout_of_quantised_ones(
-    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions
+    tiny_folder: Path, quant: Quant, fused: bool, options: QuantOptions
 ) -> None:
     """After the first step all attributes are equal. transformers initialises a Llama with a deviation of 0.02, too."""
-    answer_cpu_probe(fused)
     quantised, random = (
         loaded_by(request_of(str(tiny_folder), quant, options, weights)).model.layers[0]
         for weights in ("checkpoint", "random")

@@ -57,12 +57,9 @@ def test_a_named_range_on_the_card_is_no_kernel(monkeypatch: pytest.MonkeyPatch)
 
     def event(start_us: float, end_us: float, *, annotation: bool) -> Any:
         return SimpleNamespace(
-            name="triton_poi",
-            device_type=torch.autograd.DeviceType.CUDA,
-            cpu_parent=None,
-            is_user_annotation=annotation,
-            time_range=SimpleNamespace(start=start_us, end=end_us),
-        )
+            name="triton_poi", device_type=torch.autograd.DeviceType.CUDA, cpu_parent=None,
+            is_user_annotation=annotation, time_range=SimpleNamespace(start=start_us, end=end_us),
+        )  # fmt: skip
 
     kernels = [event(start_us, start_us + 1000.0, annotation=False) for start_us in (0.0, 3000.0)]
     events = [*kernels, event(0.0, 4000.0, annotation=True)]
@@ -74,9 +71,7 @@ def test_a_named_range_on_the_card_is_no_kernel(monkeypatch: pytest.MonkeyPatch)
         machine=SimpleNamespace(is_cuda=True, clock=FakeClock()),
     )
     [decode] = trace_cell(subject, Cell(1, 0, 8, context_len=16), None)
-    assert decode.kernels == 2
-    assert decode.busy_s == pytest.approx(2e-3)
-    assert decode.gap_s == pytest.approx(2e-3)
+    assert (decode.kernels, decode.busy_s, decode.gap_s) == (2, pytest.approx(2e-3), pytest.approx(2e-3))
 
 
 @pytest.mark.ci

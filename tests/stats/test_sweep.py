@@ -188,10 +188,7 @@ def our_loop(engine: EagerEngine) -> dict[str, float]:
     schedule = Schedule(Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE), HOST.now_s)
     [repetition] = list(sweep(schedule, {"eager": engine}, RepetitionContext(HOST, Prompts(49152)), lambda _: None))
     assert isinstance(repetition, Repetition)
-    return {
-        "prefill": statistics.median(repetition.prefills_s),
-        "decode": statistics.median(repetition.decode_s[1:]),
-    }
+    return {"prefill": statistics.median(repetition.prefills_s), "decode": statistics.median(repetition.decode_s[1:])}
 
 
 def plain_loop(model: Any) -> dict[str, float]:

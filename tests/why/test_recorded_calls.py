@@ -169,25 +169,6 @@ for _ in range(8):
     ids = torch.randint(0, 4000, (4, 512))
     found.append(model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False))
 """,
-    # Each step passes a small view of a mask of 64 MB, a new one every eight steps.
-    "loops with views of large buffers": """
-ids, past = torch.randint(0, 4000, (1, 64)), None
-with torch.inference_mode():
-    for step in range(64):
-        if step % 8 == 0:
-            visible = torch.ones(1, 1 << 23, dtype=torch.long)
-        mask = visible[:, : 64 + step]
-        out = model(ids if past is None else ids[:, -1:], attention_mask=mask, past_key_values=past, use_cache=True)
-        past, ids = out.past_key_values, torch.cat([ids, out.logits[:, -1:].argmax(-1)], 1)
-found.append(ids)
-""",
-    # Without `backward`, a graph lives as long as a tensor that belongs to it.
-    "passes embeddings that require gradients": """
-prefix = torch.nn.Parameter(torch.randn(1, 256, 128))
-for _ in range(24):
-    embedded = (prefix.expand(16, -1, -1) * torch.rand(16, 256, 128)).tanh()
-    found.append(model(inputs_embeds=embedded, logits_to_keep=1).logits.detach().argmax(-1))
-""",
     "makes one model after the other": """
 for _ in range(3):
     model = None

@@ -289,14 +289,6 @@ SAVED = SimpleNamespace(pre_quantized=True, quantization_config=SimpleNamespace(
 PACKED = SimpleNamespace(pre_quantized=True, packed_modules={"q_proj": None})
 
 
-class Model(torch.nn.Linear):
-    """A model of 4 MiB with a quantizer."""
-
-    def __init__(self, quantizer: Any) -> None:
-        super().__init__(1024, 1024, bias=False)
-        self.hf_quantizer = quantizer
-
-
 @pytest.mark.parametrize(
     ("quantizer", "named", "conversion"),
     [
@@ -308,8 +300,9 @@ class Model(torch.nn.Linear):
     ],
 )
 def test_what_a_load_does_to_the_weights(quantizer: Any, named: dict[str, str], conversion: str) -> None:
-    recorder = Recorder()
-    model = recorder.load("org/model", partial(lambda **_: Model(quantizer), **named))
+    recorder, model = Recorder(), torch.nn.Linear(8, 8)
+    model.hf_quantizer = quantizer
+    recorder.load("org/model", partial(lambda **_: model, **named))
     assert [load.conversion for load in recorder.loads] == [conversion]
     assert recorder.loaded_models == [model]
 
@@ -323,7 +316,7 @@ def observed(conversion: str) -> Observations:
 def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> None:
     """The saving excludes the time to write and read the weights. Without the model, the whole load is a bound."""
     seen = observed("GGUF weights are unpacked")
-    [load] = conversion_findings(seen, [Model(None), None, None])
+    [load] = conversion_findings(seen, [torch.nn.Linear(1024, 1024), None, None])
     assert 0 <= load.saves_s < 4.0
     [bound] = conversion_findings(seen, [None] * 3)
     found = judge_calls(seen, [], more=[bound])

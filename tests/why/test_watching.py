@@ -25,7 +25,7 @@ from docs.schemas import assert_follows
 from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from machines import Others
-from planted_faults import generate, groups_of, recorded, run_watched, script, tiny_llama, tried
+from planted_faults import generate, groups_of, recorded, script, tiny_llama, tried
 from transformers import MambaConfig, MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
@@ -286,26 +286,6 @@ def test_a_cell_runs_in_the_notebook_and_has_an_answer(
     assert "generate 1 x 8 + 2" in repr(watching)
     assert repr(shell.run_cell_magic("why", "", "1 / 0\n")) == "No language model was called."
     assert "ZeroDivisionError" in "".join(capsys.readouterr())
-
-
-PREDICTS = """
-import tempfile
-from transformers import Trainer, TrainingArguments
-arguments = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True)
-data = [{'input_ids': row, 'labels': row} for row in ids]
-print(Trainer(model=model, args=arguments).predict(data).predictions.shape[0])
-"""
-
-
-@pytest.mark.slow
-def test_a_trainer_calls_its_model(tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "own.py"
-    script.write_text(LOAD + PREDICTS)
-    with torch.enable_grad():
-        recorder = run_watched(script, tiny_folder)
-    sys.stdout.flush()
-    assert capfd.readouterr().out == "2\n"
-    assert [(call.kind, call.where) for call in recorder.seen("own.py").calls] == [("forward", "own.py:10")]
 
 
 IDS = torch.ones(1, 6, dtype=torch.long)
