@@ -278,12 +278,8 @@ def tried(stack: str, folder: Path) -> bool:
             for group in steps(commands, work, known):
                 for found in pool.map(end, group):
                     add(found)
-    kept = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "purpose": known.purpose,
-        "versions": versions,
-        "results": results,
-    }
+    today = datetime.now(UTC).date().isoformat()
+    kept = {"date": today, "purpose": known.purpose, "versions": versions, "results": results}
     (folder / "stack.json").write_text(json.dumps(kept, indent=1))
     return bool(versions) and all(found["outcome"] != "failed" for found in results)
 

@@ -26,8 +26,10 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize("name", ["skypilot.yaml", "dstack.yml"])
-def test_an_example_asks_what_this_program_takes(name: str) -> None:
-    content = yaml.safe_load((EXAMPLES / name).read_text())
+def test_an_example_asks_what_this_program_takes(name: str, roofscope: Callable[..., Any]) -> None:
+    """What it does with its folders fails only for want of them."""
+    text = (EXAMPLES / name).read_text()
+    content = yaml.safe_load(text)
     if name == "skypilot.yaml":
         environment, lines = content["envs"], content["run"].splitlines()
     else:
@@ -38,13 +40,7 @@ def test_an_example_asks_what_this_program_takes(name: str) -> None:
     group = typer.main.get_command(app)
     for _, command, *arguments in calls:
         group.get_command(None, command).make_context(command, list(arguments))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("name", ["skypilot.yaml", "dstack.yml"])
-def test_what_an_example_does_with_its_folders_fails_only_for_want_of_them(
-    name: str, roofscope: Callable[..., Any]
-) -> None:
-    afterwards = re.findall(r"^#   roofscope (.*)$", (EXAMPLES / name).read_text(), re.MULTILINE)
+    afterwards = re.findall(r"^#   roofscope (.*)$", text, re.MULTILINE)
     assert {line.split()[0] for line in afterwards} == {"compare", "plot", "report"}
     for line in afterwards:
         outcome = roofscope(*shlex.split(line, comments=True))

@@ -166,9 +166,8 @@ def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(source_for(CARD), NoSource)
     with pytest.raises(pynvml.NVMLError, match="Driver Not Loaded"):
         nvml_source(CARD)
-    gone = Mock(side_effect=OSError("libnvidia-ml.so.1: cannot open shared object file"))
     monkeypatch.setattr(pynvml, "nvmlLib", None)
-    monkeypatch.setattr(pynvml, "CDLL", gone)
+    monkeypatch.setattr(pynvml, "CDLL", Mock(side_effect=OSError("libnvidia-ml.so.1: cannot open shared object file")))
     assert isinstance(source_for(CARD), NoSource)
     assert checks.driver_versions()[1] is None
 
@@ -176,8 +175,7 @@ def test_no_driver_and_no_library(nvml: State, monkeypatch: pytest.MonkeyPatch) 
 def test_power_at_rest_over_a_counter_that_ticks(nvml: State) -> None:
     """400 W with ten updates per second: the power over 0.5 s is right within one update."""
     nvml(H100)
-    watts = idle_power_w(source_for(CARD), seconds=0.5)
-    assert watts == pytest.approx(400, rel=0.25)
+    assert idle_power_w(source_for(CARD), seconds=0.5) == pytest.approx(400, rel=0.25)
 
 
 RANGE_UJ = 262_143_328_850

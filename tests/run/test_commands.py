@@ -142,8 +142,8 @@ def failing(error: BaseException) -> Any:
     return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
 
 
-def timed(error: BaseException) -> Any:
-    return repetition(failing(error), CELL, 0, RepetitionContext(HOST, Prompts(64)))
+def timed(error: BaseException, machine: Any = HOST) -> Any:
+    return repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64)))
 
 
 def no_memory() -> BaseException:
@@ -172,13 +172,10 @@ def test_a_cell_that_raises_is_a_gap_with_its_reason_and_gives_no_pace(
 def test_a_step_that_finds_no_piece_large_enough_is_told_what_joins_them() -> None:
     machine = mock.Mock(wraps=HOST, is_cuda=True, available_bytes=lambda: 17 << 30)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.75 GiB.")
-    gap = repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64)))
-    assert isinstance(gap, Gap)
+    gap = timed(error, machine)
     assert (gap.status, "expandable_segments:True" in gap.reason) == ("oom", True)
     machine.available_bytes = lambda: 1 << 30
-    assert repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64))) == Gap(
-        CELL, "oom", "out of memory"
-    )
+    assert timed(error, machine) == Gap(CELL, "oom", "out of memory")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("it is lost"), RankError("rank 1 ended")])

@@ -177,18 +177,13 @@ def in_one(model: nn.Module) -> None:
         steps(model)
 
 
-def in_inference_mode(model: nn.Module) -> None:
-    with torch.inference_mode():
-        in_one(model)
-
-
 @pytest.mark.parametrize(
     ("frozen", "script", "is_tried"),
     [
         (True, in_one, True),
         (False, in_one, False),  # without gradients, autocast keeps casts of what could have some
         (False, steps_each_in_its_own, True),
-        (False, in_inference_mode, True),
+        (False, torch.inference_mode()(in_one), True),
         (True, steps, False),
     ],
 )

@@ -155,11 +155,7 @@ def test_first_calls_are_repeated() -> None:
     first, *others = once_warm(recorder, seen, 0.0).calls
     assert first.warm_s == pytest.approx(second.seconds)
     assert {call.warm_s for call in others} == {None}, "there was no time"
-
-
-def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
-    """Each forward of a loop without a cache has its own shape, and only the first one has one-time costs."""
-    model = tiny_llama()
+    # Each forward of a loop without a cache has its own shape, and only the first one has one-time costs.
     recorder = recorded(lambda: [model(torch.ones(1, length, dtype=torch.long)) for length in range(4, 12)])
     first, *others = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
     assert first.warm_s is not None
@@ -475,8 +471,7 @@ def test_noise_of_a_repeated_prompt_is_not_multiplied(own_call_s: float, named: 
     assert {each.name: each.beyond_s for each in found.slowest()} == pytest.approx(named)
 
 
-CALLED = generate(0, 10.0)
-SEEN = script(12.0, CALLED)
+SEEN = script(12.0, generate(0, 10.0))
 
 
 def test_reading_weights_is_that_of_a_part_if_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -419,8 +419,7 @@ def test_pythons_warnings_are_recorded_and_shown(monkeypatch: pytest.MonkeyPatch
     assert warnings.showwarning is before
     assert shown == [text]
     [found] = recorder.fallbacks
-    assert found.library == "bitsandbytes"
-    assert found.packages == ()
+    assert (found.library, found.packages) == ("bitsandbytes", ())
     assert "use another format" in found.change
 
 
