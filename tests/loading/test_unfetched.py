@@ -120,17 +120,13 @@ def test_kernels_are_hidden_while_bitsandbytes_is_imported(
 ) -> None:
     """transformers may have imported the package before; it is restored afterwards."""
     seen: list[object] = []
-
-    class Finder:
-        def find_spec(self, name: str, *_: object) -> None:
-            seen.append(sys.modules.get("kernels", "absent"))
-
+    finder = types.SimpleNamespace(find_spec=lambda *_: seen.append(sys.modules.get("kernels", "absent")))
     for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "kernels", raising=False)
     if loaded:
         monkeypatch.setitem(sys.modules, "kernels", loaded)
-    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    monkeypatch.setattr(sys, "meta_path", [finder])
     with pytest.raises(ImportError):
         import_bitsandbytes()
     assert seen == [None]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -128,18 +129,12 @@ def test_the_arguments_of_a_line_are_those_with_which_the_profiler_loads(mixture
 
 
 def test_a_checkpoint_is_loaded_with_the_line(mixture: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
-    plain = transformers.PreTrainedModel.from_pretrained.__func__
-
-    def spied(cls: Any, *given: Any, **named: Any) -> Any:
-        seen.append(named)
-        return plain(cls, *given, **named)
-
+    spied = Mock(side_effect=transformers.PreTrainedModel.from_pretrained.__func__)
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(spied))
     [bfloat16] = [change for change in changes_of(mixture) if change.value == "bfloat16"]
     found = tried(mixture, [bfloat16])
     assert [trial.key.phase for trial in found] == ["prefill", "decode"]
-    assert [named["dtype"] for named in seen] == [torch.float32, torch.bfloat16]
+    assert [call.kwargs["dtype"] for call in spied.call_args_list] == [torch.float32, torch.bfloat16]
 
 
 def test_no_side_always_comes_first() -> None:

@@ -22,13 +22,9 @@ def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
         with_effort(patch, rounds=4, more_prefills_s=0.2)
         yield lambda: profiler.profile(
-            str(short_folder),
-            prompt_lens=[64, 128],
-            batch_sizes=[1, 2],
-            new_tokens=16,
-            no_trials=True,
+            str(short_folder), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True,
             out=tmp_path_factory.mktemp("runs") / "run",
-        )
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
