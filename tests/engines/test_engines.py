@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import recorded
@@ -60,13 +61,8 @@ def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> No
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int) -> None:
     """A remaining hook would add a mark to each later forward of every engine."""
-    model, marks = small_model("Mistral"), []
-
-    def mark() -> None:
-        marks.append(len(marks))
-        if len(marks) > failing:
-            raise RuntimeError("CUDA error: unspecified launch failure")
-
+    model = small_model("Mistral")
+    mark = Mock(side_effect=[*[None] * failing, RuntimeError("CUDA error: unspecified launch failure")])
     with pytest.raises(RuntimeError, match="launch failure"):
         ENGINES["generate"](model, HOST).call(torch.ones(1, 5, dtype=torch.long), 4, mark)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())

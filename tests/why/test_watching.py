@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from machines import Others
 from planted_faults import generate, groups_of, recorded, script, tiny_llama, tried
-from transformers import MambaConfig, MambaForCausalLM
-from transformers.models.mamba.modeling_mamba import MambaMixer
+from small_models import small_model
 from transformers.utils import logging as transformers_logging
 
 import profiler
@@ -37,12 +37,11 @@ from profiler.patching import switched
 from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
 from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls
-from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
+from profiler.why_slow.module_times import fallback_findings, module_times
 from profiler.why_slow.observations import CallSettings, Recompilation
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
-from profiler.why_slow.repeat_call import CallGroup
 from profiler.why_slow.script import run_script, scripts_own_profiler
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
@@ -303,8 +302,7 @@ BITSANDBYTES = (
 
 @pytest.fixture
 def mamba() -> Any:
-    config = MambaConfig(hidden_size=16, num_hidden_layers=2, vocab_size=64, state_size=4, eos_token_id=None)
-    return MambaForCausalLM(config).eval()
+    return small_model("Mamba", state_size=4)
 
 
 COMPILER = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)"
@@ -426,23 +424,14 @@ def test_pythons_warnings_are_recorded_and_shown(monkeypatch: pytest.MonkeyPatch
 SLEEP_S = 0.02
 
 
-def test_the_bound_is_the_time_in_the_modules_without_their_linears(
-    mamba: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_is_the_time_in_the_modules_without_their_linears(mamba: Any) -> None:
     """Both mixers sleep, and so does a linear of the first. The bound excludes the linear, which is always needed."""
-    forward, linear = MambaMixer.forward, mamba.backbone.layers[0].mixer.in_proj
-
-    def slow(self: Any, *args: Any, **named: Any) -> Any:
-        time.sleep(SLEEP_S)
-        return forward(self, *args, **named)
-
-    monkeypatch.setattr(MambaMixer, "forward", slow)
-    linear.register_forward_hook(lambda *_: time.sleep(20 * SLEEP_S))
+    mixers = [layer.mixer for layer in mamba.backbone.layers]
+    for mixer in mixers:
+        mixer.register_forward_hook(lambda *_: time.sleep(SLEEP_S))
+    mixers[0].in_proj.register_forward_hook(lambda *_: time.sleep(20 * SLEEP_S))
     [group] = groups_of(lambda: mamba(IDS))
-
-    def times_of(group: CallGroup) -> ModuleTimes | None:
-        return module_times(group, lambda _: True)
-
+    times_of = partial(module_times, affordable=lambda _: True)
     fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
     untried = Untried()
     [finding] = fallback_findings([fallback], [group], times_of, untried)
