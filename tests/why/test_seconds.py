@@ -53,12 +53,8 @@ def test_each_second_of_a_script_has_one_name() -> None:
 
     In 2 of the 40 s, which are in no other part, the script waits for a core.
     """
-    calls = (
-        generate(
-            0, 10.0, warm_s=8.0, forward_s=7.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}
-        ),
-        generate(1, 8.0, forward_s=5.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}),
-    )
+    at_tokens = {"processors_s": {"TopPLogitsWarper": 1.5}, "callbacks_s": {"Stops": 0.5}}
+    calls = generate(0, 10.0, warm_s=8.0, forward_s=7.5, **at_tokens), generate(1, 8.0, forward_s=5.5, **at_tokens)
     seen = script(
         40.0, *calls, loads=(Load("a", 6.0, "s.py:1"),), text_s=2.0, text_where="s.py:2", overhead_s=0.5,
         own_lines=(OwnLine("s.py:9", "pick", "", 1.0),), waited_s=2.0,
@@ -260,20 +256,18 @@ def test_calls_from_threads_are_repeated_in_threads() -> None:
     assert len(ran_in) > 1, "the unchanged calls run in threads"
 
 
-TOKENS = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do_sample": False}
-
-
 def test_a_call_is_at_the_line_that_starts_its_thread_or_submits_it() -> None:
     """Chat pages that read TextIteratorStreamer start such threads. One worker has calls of two lines."""
+    options = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do_sample": False}
 
     def begin(model: Any) -> None:
-        thread = threading.Thread(target=model.generate, kwargs=TOKENS)
+        thread = threading.Thread(target=model.generate, kwargs=options)
         thread.start()
         thread.join()
         with ThreadPoolExecutor(1) as pool:
-            one: Future[Any] = pool.submit(model.generate, **TOKENS)
+            one: Future[Any] = pool.submit(model.generate, **options)
             one.result()
-            pool.submit(model.generate, **TOKENS).result()
+            pool.submit(model.generate, **options).result()
 
     notes = recorded(lambda: begin(tiny_llama())).notes
     first = begin.__code__.co_firstlineno
@@ -385,8 +379,7 @@ def generated(model: Any, ids: torch.Tensor = IDS[:1], **options: Any) -> None:
     model.generate(ids, max_new_tokens=4, do_sample=False, **options)
 
 
-HALF = torch.ones_like(IDS)
-HALF[:, :4] = 0
+HALF = torch.tensor([[0] * 4 + [1] * 4] * 4)
 HEAD, LAYER = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
 
 
