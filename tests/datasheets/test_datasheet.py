@@ -137,10 +137,8 @@ def test_every_name_from_a_driver_finds_its_row_or_none(row: dict[str, str]) -> 
         ("B580", "Arc B580"), ("A770", "Arc A770"), ("orin nx 16gb", "Jetson Orin NX 16GB"), ("R9700", "AI PRO R9700"),
         ("Ryzen AI Max+ 395", "Strix Halo"), ("gfx1151", "Strix Halo"), ("Radeon 8060S", "Strix Halo"),
         ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", "Strix Halo"), ("Tesla V100 SXM3", "V100 SXM3 32GB"),
-        ("RX 9060 XT", "RX 9060 XT 16GB"), ("RTX 2080", "RTX 2080"), ("Tesla T4", "T4"),
-        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"), ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA L4", "L4"), ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("RTX 2080", "RTX 2080"), ("Tesla T4", "T4"), ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA GeForce RTX 4090", "RTX 4090"),
     ],
 )  # fmt: skip
 def test_words_of_only_one_row_name_it(name: str, row: str) -> None:
@@ -154,19 +152,12 @@ def test_words_of_only_one_row_name_it(name: str, row: str) -> None:
         ("RTX 5000", "Did you mean RTX 5000 Ada?"), ("7800", "Did you mean RX 7800 XT?"),
         ("RTX 6000", "Which one: Quadro RTX 6000, RTX 6000 Ada, RTX PRO 6000 Blackwell,"),
         ("Tesla P100", "Which one: P100 PCIe 16GB, P100 SXM2 16GB, P100 PCIe 12GB?"),
+        ("T5", "T4"), ("H1", "H100 SXM"), ("96GB", "GH200 96GB"), ("144", "`roofscope gpus`"),
     ],
 )  # fmt: skip
-def test_a_name_that_another_product_continues_is_not_that_product(name: str, near: str) -> None:
-    with pytest.raises(RequestError, match=re.escape(near)):
-        gpu_called(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "near"), [("T5", "T4"), ("H1", "H100 SXM"), ("96GB", "GH200 96GB"), ("144", "`roofscope gpus`")]
-)
-def test_a_part_of_a_number_or_a_memory_size_is_not_a_name(name: str, near: str) -> None:
+def test_a_product_that_goes_on_a_part_of_a_number_and_a_memory_size_are_no_names(name: str, near: str) -> None:
     """T5 is more likely a mistyped T4 than a T5000, and other cards have 96 GB, too."""
-    with pytest.raises(RequestError, match=f"no GPU is called '{name}'.*{near}"):
+    with pytest.raises(RequestError, match=f"'{name}'.*{re.escape(near)}"):
         gpu_called(name)
 
 

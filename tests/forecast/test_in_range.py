@@ -75,25 +75,15 @@ def test_a_cache_that_is_copied_is_moved_thrice() -> None:
 
 
 @pytest.mark.parametrize("batch", [8, 32])
-@pytest.mark.parametrize(
-    ("model", "gpu", "weights"),
-    [
-        ("mistral-7b-v0.1", "T4", 6.979e9),
-        ("qwen2.5-7b", "T4", 6.525e9),
-        ("mistral-7b-v0.1", "A10G", 6.979e9),
-        ("mistral-7b-v0.1", "V100 SXM2 32GB", 6.979e9),
-    ],
-)
-def test_dense_copies_of_nf4_are_moved(model: str, gpu: str, weights: float, batch: int) -> None:
+@pytest.mark.parametrize(("gpu", "bytes_per_s"), [("T4", 320e9), ("A10G", 600e9), ("V100 SXM2 32GB", 900e9)])
+def test_dense_copies_of_nf4_are_moved(gpu: str, bytes_per_s: float, batch: int) -> None:
     """Per weight of the layers, half a byte is read, and two are written and read: 31.4 GB of Mistral-7B.
 
     A T4's 320 GB/s move them in 98 ms. Kernels that multiply few rows by packed weights need not.
     """
-    bytes_per_s = {"T4": 320e9, "A10G": 600e9, "V100 SXM2 32GB": 900e9}[gpu]
-    answer = forecast_on(model, gpu, ForecastRequest("128", f"1,{batch}", quant="nf4"))
+    answer = forecast_on("mistral-7b-v0.1", gpu, ForecastRequest("128", f"1,{batch}", quant="nf4"))
     one, several = (each for each in answer.cells if each.phase == "decode")
-    assert several.low_s >= 4.5 * weights / bytes_per_s
-    assert one.low_s < 4.5 * weights / bytes_per_s
+    assert one.low_s < 4.5 * 6.979e9 / bytes_per_s <= several.low_s
     assert any("bitsandbytes up to 0.49" in note for note in answer.notes)
 
 
