@@ -228,14 +228,6 @@ def test_published_rows_have_sources_and_agree_with_their_bandwidth() -> None:
             assert point.bus_bytes_per_s / 1e9 == pytest.approx(printed, rel=0.02, abs=0.011), row
 
 
-def _first_bytes(name: str, ranks: int) -> list[float]:
-    """Seconds of the published all-reduces of at most 16 KiB, with one process per GPU."""
-    rows = [row for row in ROWS if (row["name"], row["gpu_count"]) == (name, str(ranks))]
-    shared = ("-g 8", "all_reduce_bench")  # the time has the launches of eight GPUs, or of torch
-    chosen = [row for row in rows if not any(word in row["software"] for word in shared)]
-    return [1e-6 * float(row["time_us"]) for row in chosen if row["time_us"] and int(row["message_bytes"]) <= 16 * KIB]
-
-
 @pytest.mark.parametrize(
     ("name", "ranks", "seconds"),
     [
@@ -244,10 +236,16 @@ def _first_bytes(name: str, ranks: int) -> list[float]:
     ],
 )  # fmt: skip
 def test_latency_is_what_nccl_assumes_and_near_every_published_one(name: str, ranks: int, seconds: float) -> None:
-    """By hand from tuning.cc of NCCL: 6.6 µs + 2(n-1) hops of 0.6 µs (NVLink) or 1 µs (PCIe)."""
+    """By hand from tuning.cc of NCCL: 6.6 µs + 2(n-1) hops of 0.6 µs (NVLink) or 1 µs (PCIe).
+
+    The published all-reduces are those of at most 16 KiB with one process per GPU.
+    """
     alpha_s = published_link(name, ranks).alpha_s
     assert alpha_s == pytest.approx(seconds)
-    published = _first_bytes(name, ranks)
+    rows = [row for row in ROWS if (row["name"], row["gpu_count"]) == (name, str(ranks)) and row["time_us"]]
+    shared = ("-g 8", "all_reduce_bench")  # the time has the launches of eight GPUs, or of torch
+    chosen = [row for row in rows if not any(word in row["software"] for word in shared)]
+    published = [1e-6 * float(row["time_us"]) for row in chosen if int(row["message_bytes"]) <= 16 * KIB]
     assert published or name == "nvlink3"
     assert all(0.83 < alpha_s / published_s < 1.21 for published_s in published)
 

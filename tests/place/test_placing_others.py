@@ -20,7 +20,6 @@ from profiler.readers.detect import FORMATS, read_foreign
 # Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
 SIZE, PARAMS, EMBEDDING = 4_912_899_072, 8_030_261_248, 128_256 * 4096
 WEIGHTS = SIZE * (1 - EMBEDDING / PARAMS)
-ELEMENTS_PER_TOKEN = 32 * 2 * 8 * 128
 
 
 def llama_bench(path: Path, *changes: dict[str, Any]) -> Path:
@@ -53,7 +52,7 @@ def test_a_quantised_cache_has_the_bytes_of_its_blocks(
     row = f"| llama 8B | 4.58 GiB | 8.03 B | CUDA | 99 | {type_k} | {type_v} | tg32 @ d65536 | 111.11 ± 0.10 |"
     (tmp_path / "t.md").write_text("\n".join([head, "|" + " --- |" * 9, row]))
     as_json = llama_bench(tmp_path / "f", {"type_k": type_k, "type_v": type_v, "n_depth": 65_536})
-    cache = (65_536 + 16) * ELEMENTS_PER_TOKEN * (key_bytes + value_bytes) / 2
+    cache = (65_536 + 16) * 32 * 8 * 128 * (key_bytes + value_bytes)
     for path in (as_json, tmp_path / "t.md"):
         [found] = place(path, "llama-3.1-8b", gpu="RTX 4090").rows
         assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)

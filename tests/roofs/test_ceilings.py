@@ -379,16 +379,16 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
         assert drift([], on_gpu=on_gpu) == 0.0
 
 
-H200_READINGS = ((70.336, 58.080), (70.144, 57.856), (70.368, 66.048), (70.464, 66.048))
-"""Readings of an H200 in microseconds of memory and compute; the last two follow prefills at its power limit."""
-
-
 @pytest.mark.parametrize("clocks_mhz", [(None,) * 4, (1980, 1980, 1740, 1740)])
 def test_a_gpus_own_heat_is_no_drift(clocks_mhz: tuple[float | None, ...]) -> None:
-    """Its memory moved by 0.25 % between the halves. The matmuls took the same cycles, at 1.98 and 1.74 GHz."""
+    """Of four readings of an H200, the last two follow prefills at its power limit.
+
+    Its memory moved by 0.25 % between the halves. The matmuls took the same cycles, at 1.98 and 1.74 GHz.
+    """
+    memory_us, compute_us = (70.336, 70.144, 70.368, 70.464), (58.080, 57.856, 66.048, 66.048)
     drift_readings = [
         DriftReading(memory * 1e-6, compute * 1e-6, clock_hz=mhz and mhz * 1e6)
-        for (memory, compute), mhz in zip(H200_READINGS, clocks_mhz, strict=True)
+        for memory, compute, mhz in zip(memory_us, compute_us, clocks_mhz, strict=True)
     ]
     assert drift(drift_readings, on_gpu=True) < 0.01
     assert swing(drift_readings, on_gpu=True) < 0.01
