@@ -152,8 +152,7 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as refused:
         read_foreign(path)
     text = str(refused.value)
-    assert len(text.splitlines()) == 1
-    assert text.isprintable()
+    assert text.isprintable()  # so it is one line
     assert len(text) < 700
 
 
