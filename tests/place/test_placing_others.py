@@ -204,7 +204,7 @@ def test_layers_of_llama_cpp_are_held_in_turn(text: str, tp: int, gpus: int, sai
     ("device", "gpu", "is_same"),
     [
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090", False), ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080", False),
-        ("Apple M4 Max", "M4", False), ("Apple M4 Max", "M4 Max 64GB", True),
+        ("Apple M4 Max", "M4", False), ("Apple M4 Max", "M4 Max 64GB", True), ("Apple M4 Max", "M4 Max 36GB", True),
         ("NVIDIA GeForce RTX 3080", "RTX 3080 12GB", True), ("NVIDIA A100-SXM4-80GB", "A100 40GB SXM", False),
         ("AMD Radeon RX 7900 XTX (RADV NAVI31)", "RX 7900 XTX", True), ("RTX 4090 24GB", "RTX 4090", True),
         ("NVIDIA GeForce RTX 3060, NVIDIA GeForce RTX 3090", "RTX 3090", True),
