@@ -6,7 +6,7 @@ import csv
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -133,19 +133,10 @@ def family_of_point(point: PublishedFigure) -> str:
     return family_of(point.form, writes_copies(point))
 
 
-@dataclass(frozen=True)
-class Stray:
-    """A published figure's deviation from a fit to the figures of other publishers."""
-
-    point: PublishedFigure
-    log_ratio: float
-    """log(published / typical time)."""
-
-
 @cache
-def strays(points: tuple[PublishedFigure, ...], kind: EngineKind) -> list[Stray]:
-    """The deviation of every point of an engine kind from a fit that left out its publisher."""
-    deviations: list[Stray] = []
+def strays(points: tuple[PublishedFigure, ...], kind: EngineKind) -> dict[PublishedFigure, float]:
+    """log(published / typical time) of every point of an engine kind, by a fit that left out its publisher."""
+    deviations: dict[PublishedFigure, float] = {}
     kind_points = [point for point in points if point.kind == kind]
     for publisher in sorted({point.publisher for point in kind_points}):
         left_out = [point for point in kind_points if point.publisher == publisher]
@@ -154,7 +145,7 @@ def strays(points: tuple[PublishedFigure, ...], kind: EngineKind) -> list[Stray]
             chosen = [point for point in left_out if family_of_point(point) == family]
             typical_s = shares_of(others, kind, family).step_s(steps_of(chosen)).tolist()
             pairs = zip(chosen, typical_s, strict=True)
-            deviations += [Stray(point, math.log(point.latency_s / step_s)) for point, step_s in pairs]
+            deviations |= {point: math.log(point.latency_s / step_s) for point, step_s in pairs}
     return deviations
 
 
@@ -182,20 +173,18 @@ def _step_kind(point: PublishedFigure) -> str:
     return "one_sequence" if point.batch == 1 else "several_sequences"
 
 
-def _spread(engine: Sequence[Stray], family: str, kind: str) -> tuple[float, float]:
+def _spread(engine: Mapping[PublishedFigure, float], family: str, kind: str) -> tuple[float, float]:
     """Factors (low, high) of the typical time that cover nine in ten figures of publishers not seen.
 
     The spread of the engine's phase is narrowed to the family, then to the kind of step.
     """
     phase: Phase = "prefill" if kind == "prefill" else "decode"
-    of_phase = [
-        stray for stray in engine if stray.point.phase == phase and (family == MIXTURE or stray.point.form != MIXTURE)
-    ]
-    of_family = [stray for stray in of_phase if family_of_point(stray.point) == family]
-    of_kind = [stray for stray in of_family if _step_kind(stray.point) == kind]
+    of_phase = [point for point in engine if point.phase == phase and (family == MIXTURE or point.form != MIXTURE)]
+    of_family = [point for point in of_phase if family_of_point(point) == family]
+    of_kind = [point for point in of_family if _step_kind(point) == kind]
     spread = NO_SOURCES
     for group in (of_phase, of_family, of_kind):
-        spread = spread.narrowed((stray.point.publisher, stray.log_ratio) for stray in group)
+        spread = spread.narrowed((point.publisher, engine[point]) for point in group)
     low, high = spread.interval(RANGE_SHARE)
     return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
 

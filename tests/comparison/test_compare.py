@@ -233,22 +233,16 @@ def repeated(grid: str, settings: str = "") -> str:
     ("before", "after", "said"),
     [
         # The grid is the other run's, all else is the run's own; a named grid without a budget is measured whole.
-        (
-            measured(LARGE, 64, 256),
-            measured(SMALL, 64, settings=" --no-trials"),
-            f"1 cell is only in the first; to measure the second on the other grid: {repeated(LARGE, ' --no-trials')}.",
-        ),
-        (
-            measured(SMALL, 64),
-            measured(LARGE, 64, 256),
-            f"1 cell is only in the second; to measure the first on the other grid: {repeated(LARGE)}.",
-        ),
+        (measured(LARGE, 64, 256), measured(SMALL, 64, settings=" --no-trials"),
+         f"1 cell is only in the first; to measure the second on the other grid: {repeated(LARGE, ' --no-trials')}."),
+        (measured(SMALL, 64), measured(LARGE, 64, 256),
+         f"1 cell is only in the second; to measure the first on the other grid: {repeated(LARGE)}."),
         # A cell of the same grid that had no number.
         (measured(LARGE, 64, 256), measured(LARGE, 64), "1 cell is only in the first."),
         # Another tool's file has no command.
         (measured(LARGE, 64, 256), side({key_of(prompt_len=64): timed(0.01)}), "1 cell is only in the first."),
     ],
-)
+)  # fmt: skip
 def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side, after: Side, said: str) -> None:
     comparison = compare_sides(before, after)
     assert comparison_sentences(comparison)[:2] == ["Of 1 common cell, 1 is the same.", said]

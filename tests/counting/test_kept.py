@@ -90,13 +90,10 @@ def test_an_indexer_chooses_keys() -> None:
     ("model_type", "sizes", "flops"),
     [
         ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}, 1 + 2 + 2),
-        (
-            "qwen3_5_text",
-            {"layer_types": ["linear_attention"], "num_attention_heads": 4, "num_key_value_heads": 2},
-            1 + 2 + 2 + 2,
-        ),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"], "num_attention_heads": 4, "num_key_value_heads": 2},
+         1 + 2 + 2 + 2),
     ],
-)
+)  # fmt: skip
 def test_the_flops_of_a_recurrence(model_type: str, sizes: dict[str, Any], flops: int) -> None:
     """Per element of the state and token: a decay, an outer product that is added, and a product with the query.
 

@@ -240,9 +240,6 @@ def test_what_gpus_allow_llama_2_7b(llama: ModelNumbers) -> None:
     assert t4.largest_batch == int((room - 2 * 6_738_415_616) / sequence)
 
 
-PATH = ExecutionPath()
-
-
 @pytest.mark.parametrize(
     ("cost", "drafted", "acceptance"),
     [
@@ -273,7 +270,7 @@ def test_it_is_a_prefill_of_its_tokens_with_all_logits() -> None:
 def test_a_mixture_reads_the_experts_of_all_drafts() -> None:
     """Mixtral uses 2 of 8 experts a token; five tokens use 8 (1 - (3/4)^5) = 6.10, three times as many."""
     [experts] = counted_model(resolve("mixtral-8x7b")).work.of_kind(Experts)
-    one, five = (experts.work(verifying(1, drafted, 512), PATH).weight_bytes for drafted in (0, 4))
+    one, five = (experts.work(verifying(1, drafted, 512), ExecutionPath()).weight_bytes for drafted in (0, 4))
     assert five / one == pytest.approx(8 * (1 - 0.75**5) / 2)
     assert [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)] == [2.0, 3.5, 5.47, 7.2]
 

@@ -75,25 +75,15 @@ def test_a_cache_that_is_copied_is_moved_thrice() -> None:
 
 
 @pytest.mark.parametrize("batch", [8, 32])
-@pytest.mark.parametrize(
-    ("model", "gpu", "weights"),
-    [
-        ("mistral-7b-v0.1", "T4", 6.979e9),
-        ("qwen2.5-7b", "T4", 6.525e9),
-        ("mistral-7b-v0.1", "A10G", 6.979e9),
-        ("mistral-7b-v0.1", "V100 SXM2 32GB", 6.979e9),
-    ],
-)
-def test_dense_copies_of_nf4_are_moved(model: str, gpu: str, weights: float, batch: int) -> None:
+@pytest.mark.parametrize(("gpu", "bytes_per_s"), [("T4", 320e9), ("A10G", 600e9), ("V100 SXM2 32GB", 900e9)])
+def test_dense_copies_of_nf4_are_moved(gpu: str, bytes_per_s: float, batch: int) -> None:
     """Per weight of the layers, half a byte is read, and two are written and read: 31.4 GB of Mistral-7B.
 
     A T4's 320 GB/s move them in 98 ms. Kernels that multiply few rows by packed weights need not.
     """
-    bytes_per_s = {"T4": 320e9, "A10G": 600e9, "V100 SXM2 32GB": 900e9}[gpu]
-    answer = forecast_on(model, gpu, ForecastRequest("128", f"1,{batch}", quant="nf4"))
+    answer = forecast_on("mistral-7b-v0.1", gpu, ForecastRequest("128", f"1,{batch}", quant="nf4"))
     one, several = (each for each in answer.cells if each.phase == "decode")
-    assert several.low_s >= 4.5 * weights / bytes_per_s
-    assert one.low_s < 4.5 * weights / bytes_per_s
+    assert one.low_s < 4.5 * 6.979e9 / bytes_per_s <= several.low_s
     assert any("bitsandbytes up to 0.49" in note for note in answer.notes)
 
 
@@ -129,24 +119,13 @@ def test_what_a_step_loses_is_overhead_only_where_the_host_is_slower() -> None:
     assert (fast.terms["kernel_s"], fast.regime) == (0.0, "overhead-bound")
 
 
-@pytest.mark.slow
-def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
-    """H20, fp8: plain transformers take 136 ms for a token of Qwen3-32B, SGLang 22 ms (Qwen's speed benchmark)."""
-    fp8 = ForecastRequest("1", "1", new_tokens=2048, quant="fp8")
-    with pytest.raises(
-        RequestError, match=r"H20 has no basis: no figure of fp8 in plain transformers .* --engine comp"
-    ):
-        forecast_on("qwen3-8b", "H20", fp8)
-    answer = forecast_on("qwen3-8b", "H20", replace(fp8, engine="compiled"))
-    decode = cell(answer, "decode")
-    assert decode.low_s < 1 / 150.25 < decode.high_s  # tokens/s of SGLang there
-    assert "compiled engines" in answer.how
-
-
-@pytest.mark.parametrize(("gpu", "bits"), [("M4 Max", 0.0), ("RX 7900 XTX", 4.85), ("Arc B580", 0.0)])
-def test_a_refused_gpu_has_a_floor(gpu: str, bits: float) -> None:
-    with pytest.raises(RequestError, match=f"`roofscope count MODEL --gpu '{gpu}'` gives the least time"):
-        forecast_on("smollm2-135m", gpu, ForecastRequest("64", "1", bits=bits))
+@pytest.mark.parametrize(
+    ("gpu", "form"), [("M4 Max", {}), ("RX 7900 XTX", {"bits": 4.85}), ("Arc B580", {}), ("H20", {"quant": "fp8"})]
+)
+def test_a_refused_gpu_or_format_has_a_floor(gpu: str, form: dict[str, Any]) -> None:
+    """No figure of fp8 in plain transformers is published: they take 6 times as long as SGLang (Qwen's benchmark)."""
+    with pytest.raises(RequestError, match=f"{gpu} .*`roofscope count MODEL --gpu '{gpu}'` gives the least time"):
+        forecast_on("smollm2-135m", gpu, ForecastRequest("64", "1", **form))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +145,8 @@ def test_an_engine_needs_a_compute_capability(model: str, gpu: str, options: dic
         with pytest.raises(RequestError, match=f"{gpu} needs compute capability {needs}"):
             forecast_on(model, gpu, ForecastRequest("512", "1", **options))
     else:
-        assert forecast_on(model, gpu, ForecastRequest("512", "1", **options)).cells
+        how = forecast_on(model, gpu, ForecastRequest("512", "1", **options)).how
+        assert ("compiled engines" in how) == (options["engine"] == "compiled")
 
 
 @pytest.mark.slow

@@ -32,15 +32,10 @@ MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
 
 
 def cell(
-    *operators: OperatorWork,
-    phase: Phase = "decode",
-    batch: int = 1,
-    verdict: Verdict = MEMORY_BOUND,
-    parts: Mapping[Cause, float] | None = None,
-    half_width_s: float = 0.0,
-    more: Mapping[str, Any] | None = None,
+    *operators: OperatorWork, phase: Phase = "decode", batch: int = 1, verdict: Verdict = MEMORY_BOUND,
+    parts: Mapping[Cause, float] | None = None, half_width_s: float = 0.0, more: Mapping[str, Any] | None = None,
     **terms: float,
-) -> Judged:
+) -> Judged:  # fmt: skip
     """A step of these operators, terms, `parts` of its redundant time, and `more` arguments of `judged`."""
     if parts:
         terms["redundant_s"] = sum(parts.values())

@@ -86,13 +86,6 @@ def test_an_h100s_figures_are_its_own() -> None:
     assert ceilings.compute["bfloat16"].per_s == pytest.approx(700e12, rel=0.01)
     assert ceilings.full_clock["bfloat16"] == pytest.approx(780e12, rel=0.01)
     assert cells["prefill", 4, 512].kernel_s > 0
-    compiled = effect_of(evidence["decode", 1, 64], ChangeId.COMPILED_STEP)
-    assert compiled.at_least_s is not None
-    fastest_s, slowest_s = (
-        cells["decode", 1, 64].latency_s - saves_s for saves_s in (compiled.saves_s, compiled.at_least_s)
-    )
-    assert slowest_s - fastest_s < 2e-3
-    assert fastest_s < 6.3e-3 < slowest_s
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])

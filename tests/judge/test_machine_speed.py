@@ -18,7 +18,6 @@ from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.machine_speed import at_median_speed, mode_words, swing_words
 from profiler.store.folder import read_document, read_facts, read_gathered
 
-REPETITIONS = 4
 Pace = Callable[[float], float]
 
 
@@ -59,7 +58,7 @@ def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
     rng, now_s = np.random.default_rng(0), 0.0
     repetitions: dict[object, list[Repetition]] = {cell: [] for cell in facts.repetitions}
     drift_readings = []
-    for number in range(REPETITIONS):
+    for number in range(4):
         for cell, known in facts.repetitions.items():
             memory, compute = probe_pace(now_s) * rng.normal(1.0, 0.01, 2)
             drift_readings.append(DriftReading(0.02 * float(memory), 0.01 * float(compute), now_s))

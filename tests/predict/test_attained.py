@@ -13,15 +13,7 @@ import pytest
 
 from profiler.data.published_results import coverages, formats_of, published
 from profiler.predict.published_efficiency import CardSteps, Shares, attained, no_basis
-from tests.published_fit import (
-    LeftOut,
-    SourceSpread,
-    coverages_again,
-    fit_efficiency,
-    fitted,
-    left_out,
-    steps_of,
-)
+from tests.published_fit import LeftOut, SourceSpread, coverages_again, fit_efficiency, fitted, left_out, steps_of
 
 
 def decodes(*of: str) -> list[LeftOut]:

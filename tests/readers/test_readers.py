@@ -64,7 +64,6 @@ FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959
 UNSAID = {"accept_length": None}
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
-FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}
 SPECULATED = {name: {"avg": value} for name, value in DRAFTS.items()}
 LM_STUDIO_DRAFTS = {"prompt_tokens": 66, "completion_tokens": 300}
 LM_STUDIO_DRAFTS |= {"total_draft_tokens_count": 492, "accepted_draft_tokens_count": 176}
@@ -93,7 +92,8 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("vllm-serve.json", SKEWED, "prefill", {"seconds": 0.2}, "queueing: 10 requests wait"),
         # Replicas and stages have a batch each: one of eight decodes 30.
         ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8}}, "decode", {"batch_size": 30, "cap": 256}, "by 8"),
-        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 2, "pp_size": 4}}, "decode", {"batch_size": 30}, ""),
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 2, "pp_size": 4}}, "decode",
+         {"batch_size": 30, "stages": 4}, ""),
         ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8, "enable_dp_attention": True}}, "decode",
          {"batch_size": 243}, ""),
         # A time between arrivals of 3.5 times the time per token: several tokens arrive at once.
@@ -116,7 +116,7 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
         ("lm-studio.json", {"usage": LM_STUDIO_DRAFTS}, "decode", {"given": 299 / 123, "processed": 5.0}, ""),
         ("lm-studio.json", {}, "decode", {"given": None}, ""),
-        ("sglang-serving.jsonl", FP8_CACHE, "decode", {"kv_itemsize": 1.0}, ""),
+        ("sglang-serving.jsonl", {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}, "decode", {"kv_itemsize": 1.0}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
@@ -152,8 +152,7 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError) as refused:
         read_foreign(path)
     text = str(refused.value)
-    assert len(text.splitlines()) == 1
-    assert text.isprintable()
+    assert text.isprintable()  # so it is one line
     assert len(text) < 700
 
 

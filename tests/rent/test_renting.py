@@ -69,13 +69,8 @@ def test_ranges_are_those_of_forecast(model: str, gpu: str, options: dict[str, A
     requested = RentOptions(model, price=f"{gpu}=3.6", **options)
     [offer] = rent(requested).gpus
     assert offer.batch > 1
-    wanted = ForecastRequest(
-        str(requested.prompt),
-        str(offer.batch),
-        new_tokens=requested.new,
-        engine=requested.engine,
-        quant=requested.quant,
-    )
+    how = {name: getattr(requested, name) for name in ("engine", "quant")}
+    wanted = ForecastRequest(str(requested.prompt), str(offer.batch), new_tokens=requested.new, **how)
     prefill, decode = forecast_on(model, gpu, wanted).cells
     assert ends(offer.ttft_s) == (prefill.low_s, prefill.latency_s, prefill.high_s)
     assert ends(offer.tpot_s) == (decode.low_s, decode.latency_s, decode.high_s)

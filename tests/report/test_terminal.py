@@ -14,7 +14,7 @@ from made_runs import REFERENCE, ceiling, key, old_run, result, with_document
 from rich.console import Console
 
 from profiler.data.datasheets import gpus
-from profiler.data.links import Link, MessageTime, fit_link
+from profiler.data.links import MessageTime, fit_link
 from profiler.facts.ceilings import Ceilings
 from profiler.grid.cells import Cell
 from profiler.json_document import json_text
@@ -185,21 +185,13 @@ def test_every_card_is_one_line_of_100_columns() -> None:
             assert ("?" in line) == (gpu.gpu == "L40")
 
 
-ALPHA_S, BUS_BYTES_PER_S, RANKS = 20e-6, 200e9, 4
-
-
-def planted() -> Link:
-    """Return the fit to all-reduces of 4 ranks, which send 2 x 3/4 of their bytes."""
-    sizes = [1 << power for power in range(10, 27)]
-    points = [MessageTime(RANKS, size, ALPHA_S + 1.5 * size / BUS_BYTES_PER_S) for size in sizes]
-    return fit_link("planted", points, "arithmetic")
-
-
 def test_the_document_has_the_rates_of_nccl_tests() -> None:
-    document = link_document(planted())
+    """All-reduces of 4 ranks send 2 x 3/4 of their bytes, here at 200 GB/s after 20 µs."""
+    points = [MessageTime(4, size, 20e-6 + 1.5 * size / 200e9) for size in (1 << power for power in range(10, 27))]
+    document = link_document(fit_link("planted", points, "arithmetic"))
     assert_follows("ceilings-link", json.loads(json_text(document)))
-    assert document.ranks == RANKS
-    assert document.alpha_s == pytest.approx(ALPHA_S)
+    assert document.ranks == 4
+    assert document.alpha_s == pytest.approx(20e-6)
     largest = document.points[-1]
     assert largest.bus_bytes_per_s == pytest.approx(1.5 * largest.alg_bytes_per_s)
     assert largest.fitted_s == pytest.approx(largest.seconds)

@@ -84,14 +84,9 @@ def test_a_peak_is_free_of_the_caches_that_engines_keep(tmp_path: Path) -> None:
     ],
 )
 def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
-    model: tuple[str, str, int],
-    truth: Truth,
-    layers: int,
-    prompt: int,
-    batch: int,
-    tried: dict[float, set[str]],
-    tmp_path: Path,
-) -> None:
+    model: tuple[str, str, int], truth: Truth, layers: int, prompt: int, batch: int,
+    tried: dict[float, set[str]], tmp_path: Path,
+) -> None:  # fmt: skip
     """The counted peak is the true one within 0.5 %. The rule adds 2.5 outputs of the widest matmul and 2 %.
 
     A cell with that memory runs. A cell with 1 % less than its peak is refused before it is tried. In between it is

@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -125,20 +125,17 @@ def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
     assert sorted(timed) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
 
 
+def one_fails(call: Callable[..., Any], number: int, error: BaseException) -> Mock:
+    """A call that raises an error at one of its uses."""
+    return Mock(wraps=call, side_effect=[*[DEFAULT] * number, error, *[DEFAULT] * 1000])
+
+
 @pytest.mark.parametrize("failing", range(6))
 def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """The error is one line, every line before it can be read, and a resume with free space finishes the run."""
     folder = tmp_path / "run"
-    calls = iter(range(1000))
-    real = os.fsync
-
-    def fsync(fd: int) -> None:
-        if next(calls) == failing:
-            raise FULL
-        real(fd)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "fsync", one_fails(os.fsync, failing, FULL))
         with pytest.raises(RunError, match="No space left on device"):
             measure_into(folder, resume=False)
     assert len(read_records(folder)) >= failing
@@ -148,15 +145,6 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
     }
 
 
-class Interrupting(Listener):
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-
-    def stage(self, text: str) -> None:
-        if self._stage in text:
-            raise KeyboardInterrupt
-
-
 STAGES = ("loading", "timing", "ceilings", "overhead", "replaying", "writing the report")
 
 
@@ -164,8 +152,13 @@ STAGES = ("loading", "timing", "ceilings", "overhead", "replaying", "writing the
 def test_ctrl_c_in_each_stage(profile_tiny: Callable[..., Run], tmp_path: Path, stage: str) -> None:
     """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"
+
+    def begun(text: str) -> None:
+        if stage in text:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        profile_tiny(budget_s=0.5, weights="random", listener=Interrupting(stage))
+        profile_tiny(budget_s=0.5, weights="random", listener=Mock(Listener, stage=begun))
     if stage in ("loading", "ceilings", "overhead"):
         assert not folder.exists()
         return
@@ -371,16 +364,9 @@ def test_at_each_write_of_a_report(
         if not (folder / name).exists():
             (folder / name).write_text("old")
     before = {name: (folder / name).read_bytes() for name in DERIVED}
-    calls, real = iter(range(100)), getattr(os, call)
     monkeypatch.setattr("profiler.report.html.html_report", lambda _run, **_: "a page")  # quick to make
-
-    def failing(*arguments: object) -> object:
-        if next(calls) == number:
-            raise error
-        return real(*arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, failing)
+        patch.setattr(os, call, one_fails(getattr(os, call), number, error))
         with pytest.raises(RunError if call == "fsync" else KeyboardInterrupt):
             judged(folder)
     assert not list(folder.glob("*.part"))
