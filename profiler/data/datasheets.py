@@ -134,6 +134,7 @@ PEAK_DTYPES = tuple(_PEAK_COLUMN)
 
 @cache
 def gpus() -> tuple[Datasheet, ...]:
+    """Return all rows of gpus.csv."""
     return rows_of("gpus.csv", Datasheet)
 
 
