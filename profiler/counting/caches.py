@@ -40,7 +40,6 @@ class Cache:
         return {}
 
     def stored_bytes(self, tokens: Any) -> Any:
-        """Return the bytes of so many cached tokens."""
         return tokens * self.itemsize
 
     def written_bytes(self, step: Step) -> Any:

@@ -58,8 +58,7 @@ def path_here(
 ) -> ExecutionPath:
     """Return how a prefill of `query` tokens of a model on meta will run on a device of this machine."""
     attention = getattr(module.config.get_text_config(), "_attn_implementation", None) or "sdpa"
-    cores = work.of_kind(AttentionCore)
-    return attention_path(attention, cores, SdpaStep(device, dtype, query, query))
+    return attention_path(attention, work.of_kind(AttentionCore), SdpaStep(device, dtype, query, query))
 
 
 # The operands of a query are really allocated. Longer sequences do not change the choice of a kernel; neither do wider

@@ -178,10 +178,9 @@ def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool)
     Without a mask transformers hands grouped heads to torch's `sdpa`, which needs a fused kernel for them
     (`Datasheet.fuses_grouped_heads`) and 16 bits; else it runs the math kernel, with scores in memory.
     """
-    cores = work.of_kind(AttentionCore)
     unfused = any(
         core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < FLOAT32_BYTES)
-        for core in cores
+        for core in work.of_kind(AttentionCore)
     )
     return ExecutionPath(
         attention=attention,

@@ -182,11 +182,10 @@ def _architecture(work: ModelWork) -> Architecture:
     heads = [operator for operator in work.of_kind(Linear) if operator.group == "lm_head"]
     experts = work.of_kind(Experts)
     embeddings = [operator.width for operator in work.of_kind(Embedding)]
-    hidden = heads[0].weight.in_features if heads else max(embeddings, default=0)
     return Architecture(
         layers=work.layers,
         attention_layers=sum(core.count for core in cores),
-        hidden_size=hidden,
+        hidden_size=heads[0].weight.in_features if heads else max(embeddings, default=0),
         query_heads=cores[0].query_heads if cores else 0,
         kv_heads=cores[0].kv_heads if cores else 0,
         head_dim=cores[0].qk_dim if cores else 0,

@@ -191,8 +191,7 @@ class Experts(Operator):
         tokens = int(self.seen(step).tokens)
         touched = max(1, round(float(self.touched(tokens))))
         rows = max(1, round(tokens * self.per_token / touched))
-        dtype = self.dtype_name
-        return [GemmShape(rows, outs, ins, dtype, self.count * touched) for ins, outs in self.matrices]
+        return [GemmShape(rows, outs, ins, self.dtype_name, self.count * touched) for ins, outs in self.matrices]
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,29 @@ def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
     """
     if counted.published == form.name:
         return counted
-    work, params, experts = counted.work, _params(counted), counted.work.of_kind(Experts)
-    expert_params = sum(_own_bytes(bank) / bytes_per_weight(bank) for bank in experts)
-    left_bits = (params * form.bits - 8 * sum(map(_own_bytes, experts))) / (params - expert_params)
-    kept = experts if counted.published and form.packs == "all" and 4 <= left_bits <= 16 else []
-    others = replace(form, bits=left_bits) if kept else form
+    work, experts, others = counted.work, counted.work.of_kind(Experts), form
+    if split := form.packs == "all" and split_mean(counted, form.bits / 8, (0.5, 2.0)):
+        others = replace(form, bits=8 * split[1])
     operators = [
-        each if each in kept else _packed(each, others, counted.dtype, is_mixture=bool(experts))
+        each if split and each in experts else _packed(each, others, counted.dtype, is_mixture=bool(experts))
         for each in work.operators
     ]
     saved = sum(map(_own_bytes, work.operators)) - sum(map(_own_bytes, operators))
-    weight_bytes = round(params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
+    weight_bytes = round(_params(counted) * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
     return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
+
+
+def split_mean(counted: CountedModel, mean: float, possible: tuple[float, float]) -> tuple[float, float] | None:
+    """(bytes per weight of published experts, bytes that a `mean` of all leaves to each other weight).
+
+    None without such experts, or if the latter are not within the `possible` ones.
+    """
+    params, banks = _params(counted), counted.work.of_kind(Experts)
+    packed, weights = sum(map(_own_bytes, banks)), sum(_own_bytes(bank) / bytes_per_weight(bank) for bank in banks)
+    if not counted.published or not 0 < weights < params:
+        return None
+    left = (params * mean - packed) / (params - weights)
+    return (packed / weights, left) if possible[0] <= left <= possible[1] else None
 
 
 def _params(counted: CountedModel) -> float:

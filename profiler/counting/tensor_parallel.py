@@ -151,12 +151,11 @@ def _split_attentions(model: Any) -> Iterator[tuple[str, Any, int, int]]:
 
 def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
     plan, dtype = _plan(model), model.dtype
-    hidden = int(model.config.get_text_config().hidden_size)
     for name, module in model.named_modules():
         short = collapse_numbers(name)
         style = plan.get(short)
         if style not in _REDUCES | _GATHERS:
             continue
         kind: CollectiveKind = "all_reduce" if style in _REDUCES else "all_gather"
-        width = first_of(module, "out_features", "embedding_dim") or hidden
+        width = first_of(module, "out_features", "embedding_dim") or int(model.config.get_text_config().hidden_size)
         yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width, dtype.itemsize))

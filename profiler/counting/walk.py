@@ -225,9 +225,8 @@ class _Visitor:
                 continue
             if key in _LOOSE_MATRICES and param.dim() > 1:
                 ins = param.shape[-1]  # those of one block, if it has several: [blocks, out, in]
-                nbytes = param.numel() * param.element_size()
                 name = str(param.dtype).removeprefix("torch.")
-                weight = StoredWeight(name, ins, param.numel() // ins, nbytes, 0, param.dtype)
+                weight = StoredWeight(name, ins, param.numel() // ins, param.nbytes, 0, param.dtype)
                 yield Linear(f"{short}.{key}" if recurrent else short, param.dtype, weight, "tokens", self.dtype)
             elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
                 vector_bytes += param.numel() * param.element_size()

@@ -249,6 +249,5 @@ def _begins(text: str, start: str) -> bool:
 
 def _has_words(words: Sequence[str], starts: Sequence[str]) -> bool:
     """Whether each start begins one of `words`, and one of them a word other than a memory size."""
-    return all(any(_begins(word, start) for word in words) for start in starts) and any(
-        _begins(word, start) for word in words if not _MEMORY.fullmatch(word) for start in starts
-    )
+    begun = [(word, start) for word in words for start in starts if _begins(word, start)]
+    return {start for _, start in begun} == set(starts) and not all(_MEMORY.fullmatch(word) for word, _ in begun)

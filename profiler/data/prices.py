@@ -31,7 +31,6 @@ class Price:
 
 @cache
 def prices() -> tuple[Price, ...]:
-    """Return all prices of prices.csv."""
     return rows_of("prices.csv", Price)
 
 

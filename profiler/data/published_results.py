@@ -120,7 +120,6 @@ class PublishedFigure:
 
 @cache
 def published() -> tuple[PublishedFigure, ...]:
-    """Return all rows of published.csv."""
     return rows_of("published.csv", PublishedFigure)
 
 

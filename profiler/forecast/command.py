@@ -86,7 +86,6 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
 _LARGER_BATCHES = (2, 4)
 """Multiples of the largest measured batch that are forecast by default."""
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
-_ONE_OUT = "each cell forecast from the others"
 _EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
@@ -124,7 +123,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         precision=" -> ".join([document.model.precision, *changes]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, trained.repeat_width, _ONE_OUT),
+        error=cross_validated_error(trained.within, trained.repeat_width, "each cell forecast from the others"),
         beyond=cross_validated_error(trained.outside, trained.repeat_width, _EXTREMES_OUT),
         cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),

@@ -19,7 +19,7 @@ from profiler.counting.floor import DENSE_BYTES, ceiling_times, collectives_s
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.stored_bits import in_bits
+from profiler.counting.stored_bits import in_bits, split_mean
 from profiler.data import datasheets as datasheet
 from profiler.data.ceiling_set import CeilingSet, datasheet_ceilings
 from profiler.data.links import Link, link_called, link_of
@@ -63,7 +63,6 @@ class _Setup:
     """Of the cache, in which quantised linears also return their results."""
     under: CeilingSet
     gpu: str
-    """Its name."""
     gpus: int
     """That share each step."""
     stages: int
@@ -76,7 +75,6 @@ class _Setup:
     """What llama-bench calls the model nearest to this one, if its file has several."""
 
     def weight_bytes(self, figure: Figure) -> float:
-        """Bytes of the stored weights."""
         own = figure.held.weight_bytes
         return self.counted.work.params * own if own else self.counted.weight_bytes
 
@@ -156,8 +154,7 @@ def place(
         )
     if not 0 <= tp <= (1 if here else _MOST_GPUS):
         raise RequestError(f"--tp {tp} is not possible; give the number of GPUs that shared each step, without --here.")
-    named = {value for figure in figures for name, value in figure.settings if name == "device"}
-    devices = sorted({file.settings.get("device", ""), *named} - {""})
+    devices = sorted({({**file.settings, **dict(figure.settings)}).get("device", "") for figure in figures} - {""})
     gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
     stages = file.stages or 1 if tp in (0, file.gpus) else 1
     if file.in_turn:
@@ -284,19 +281,9 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
 
 
 def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
-    """(bytes per weight of experts, of all other weights) as the file stores them; 0: as they are counted.
-
-    Experts in a published format keep it; what is left of the file's bytes is that of the other weights. If that is no
-    possible width, both have the mean.
-    """
-    mean, experts, params = figure.held.weight_bytes or 0.0, counted.work.of_kind(Experts), counted.work.params
-    weights = sum(op.count * op.num_experts * sum(ins * outs for ins, outs in op.matrices) for op in experts)
-    if mean and counted.published and 0 < weights < params:
-        packed = sum(op.count * op.num_experts * op.expert_bytes for op in experts)
-        left = (params * mean - packed) / (params - weights)
-        if _REST_BYTES[0] <= left <= _REST_BYTES[1]:
-            return packed / weights, left
-    return mean, mean
+    """(bytes per weight of experts, of all other weights) as the file stores them; 0: as they are counted."""
+    mean = figure.held.weight_bytes or 0.0
+    return split_mean(counted, mean, _REST_BYTES) or (mean, mean)
 
 
 def _floors(setup: _Setup, figures: Sequence[Figure]) -> list[tuple[float, float, float | None]]:

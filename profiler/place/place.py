@@ -136,7 +136,6 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
 
 
 _OVERHEAD = "below half of the ceiling at batch 1: overhead ({}) or GPUs' links, rather than their memory"
-_BY_MEMORY = "memory-bound at batch 1: fewer bits per weight, drafts or a larger batch save more than other kernels"
 CEILING_ALLOWS = "faster than the ceiling allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache",
@@ -159,7 +158,7 @@ def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> 
     elif fit == "yes" and figure.covers == "decode" and figure.shape.batch_size == 1 and attained < _HALF:
         yield _OVERHEAD.format("host, kernels, drafting" if figure.tokens.processed > 1 else "host, kernels")
     if regime == "memory-bound" and figure.covers == "decode" and figure.shape.batch_size == 1:
-        yield _BY_MEMORY
+        yield "memory-bound at batch 1: fewer bits per weight, drafts or a larger batch save more than other kernels"
     yield from figure.notes
     if figure.held.weight_bytes:
         yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"

@@ -52,7 +52,6 @@ class Held:
     weight_bytes: float | None = None
     """Bytes per parameter as stored."""
     params: int | None = None
-    """The model's parameters."""
     kv_itemsize: float | None = None
     """Bytes per element of the cache, averaged over keys and values."""
     cached_once: int = 0

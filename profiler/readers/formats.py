@@ -58,7 +58,6 @@ class Format:
     """Whether results of equal settings are repetitions."""
 
     def knows(self, source: Source) -> bool:
-        """Whether a source is of this kind."""
         return all(has(source.records[0], paths) for paths in self.has)
 
     def read(self, sources: Sequence[Source]) -> ForeignFile:

@@ -62,10 +62,9 @@ def _of_machine(source: Source) -> Iterator[Record]:
         gpus, in_turn = _gpus(row, above), str(row.get("split_mode") or "layer") == "layer"
         settings = {name: value for name, value in row.items() if not _RESULTS.fullmatch(name)}
         names = dict.fromkeys(gpu.removesuffix(" uma: 1") for gpu in gpus if gpu_layers != 0)
-        device = ", ".join(names) or row.get("cpu_info")
         yield {
             **row,
-            "settings": {**settings, "device": device},
+            "settings": {**settings, "device": ", ".join(names) or row.get("cpu_info")},
             "gpu_layers": gpu_layers,
             "gpus": len(gpus) if len(gpus) > 1 and not in_turn else None,
             "stages": len(gpus) or None if in_turn else 1,

@@ -120,8 +120,7 @@ def explained(recorder: Recorder, name: str, budget_s: float | None = None, *, i
     from profiler.run.warnings import busy_words
 
     # The calls of a GPU need one core, to launch them.
-    settings = [call.settings for call in seen.calls]
-    threads = max((each.threads if each.on_cpu else 1 for each in settings), default=1)
+    threads = max((each.settings.threads if each.settings.on_cpu else 1 for each in seen.calls), default=1)
     seen = replace(seen, warnings=tuple(busy_words(threads, recorder.foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])

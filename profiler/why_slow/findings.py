@@ -208,18 +208,16 @@ class Why:
     @property
     def first_calls(self) -> list[tuple[str, float, float]]:
         """(line, seconds, seconds once warm) of first calls that took twice as long as others or as a repeat."""
-        slow_s = defaultdict[str, list[tuple[float, float]]](list)
+        first_s, warm_s = (defaultdict[str, float](float) for _ in range(2))
         for where, words in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
             first, *others = [call for call in self.seen.calls if (call.where, call.words) == (where, words)]
             few = len(others) < _FEWEST_OTHERS
             usual_s = first.steady_s if few else statistics.median(call.seconds for call in others)
             beyond_s = first.seconds - usual_s
             if first.seconds > _SLOW_FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
-                slow_s[where].append((first.seconds, usual_s))
-        return [
-            (where, sum(first for first, _ in pairs), sum(usual for _, usual in pairs))
-            for where, pairs in slow_s.items()
-        ]
+                first_s[where] += first.seconds
+                warm_s[where] += usual_s
+        return [(where, seconds, warm_s[where]) for where, seconds in first_s.items()]
 
     @property
     def unclear(self) -> list[tuple[TriedChange, float]]:

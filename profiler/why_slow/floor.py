@@ -67,8 +67,7 @@ def floor_of_calls(
     if overhead_s and total_s > steady_s(calls):  # a busy machine has disturbed its measurement
         without = {name: replace(subject, overhead_s=None) for name, subject in subjects.items()}
         return floor_of_calls(calls, without, outside_s)
-    known = all(subject.overhead_s is not None for subject in subjects.values())
-    known_s = overhead_s if known else None
+    known_s = overhead_s if all(subject.overhead_s is not None for subject in subjects.values()) else None
     return CallFloor(total_s, known_s, needless_s, tuple(left_out), subjects, frozenset(outside_s))
 
 
@@ -122,8 +121,7 @@ def _least_s(step: Step, call: Call, subject: Subject) -> tuple[float, float]:
     """(seconds of a call's steps, overhead seconds in them)."""
     device_s = _ceiling_times(step, subject)
     # Compiled code is launched as one call, so these times do not bound it.
-    launched = not call.settings.compiled
-    prefill_s, decode_s = (subject.overhead_s if launched else None) or (0.0, 0.0)
+    prefill_s, decode_s = (None if call.settings.compiled else subject.overhead_s) or (0.0, 0.0)
     host_s = np.where(step.query > 1, prefill_s, decode_s)
     exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
     return float(np.sum(device_s + exposed_s)), float(np.sum(exposed_s))

@@ -94,7 +94,6 @@ class GraphOfStep:
     _inputs: Any = None
     """The (positional, named) arguments whose tensors the graph reads."""
     _output: Any = None
-    """The output that it writes."""
     _replay: Callable[[], object] | None = None
     """Replays the graph; None until it is captured."""
 

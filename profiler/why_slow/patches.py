@@ -108,8 +108,7 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
         return recorder.call(PLAIN, partial(original, self, *args, **named))
 
     def watch(owner: type) -> None:
-        is_own = owner.__module__.partition(".")[0] not in _LIBRARIES
-        if is_own and owner.__call__ is original:
+        if owner.__module__.partition(".")[0] not in _LIBRARIES and owner.__call__ is original:
             recorder.replace(owner, "__call__", call)
 
     def watch_new(cls: Any, /, **named: Any) -> None:

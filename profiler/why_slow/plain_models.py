@@ -76,7 +76,7 @@ class SeenAttention:
     """Keys of the first call that are not those of its own queries."""
 
 
-def attention_of(query: Any, key: Any, value: Any) -> SeenAttention:
+def attention_of(query: Any, key: Any, value: Any, *_: Any, **_options: Any) -> SeenAttention:
     """The attention of one call, whose arguments are [batch, heads, tokens, width]."""
     beyond = max(0, key.shape[-2] - query.shape[-2])
     return SeenAttention(1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], beyond)

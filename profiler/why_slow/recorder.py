@@ -195,7 +195,6 @@ class Recorder:
             self.here.autocast = (self.here.autocast[0] + 1, users_line())
 
     def load(self, source: str, run: partial[Any]) -> Any:
-        """Run and record a load of a model."""
         self.touched += 1
         if "load" in self.here.within:
             return run()
@@ -329,18 +328,16 @@ class Recorder:
         """From now on, record the shapes of attention within calls of plain models."""
         from torch.nn import functional
 
-        self._watches_attention = True
-        original, here = functional.scaled_dot_product_attention, self.here
-
-        @functools.wraps(original)
-        def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
-            noted = here.noted
+        def attention(run: partial[Any]) -> Any:
+            noted = self.here.noted
             if noted is not None and noted.watched.sees_attention:
                 seen = noted.attention
-                noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
-            return original(query, key, value, *args, **named)
+                more = replace(seen, layers=seen.layers + 1) if seen else attention_of(*run.args, **run.keywords)
+                noted.attention = more
+            return run()
 
-        self.replace(functional, "scaled_dot_product_attention", attention)
+        self._watches_attention = True
+        self.around(functional, "scaled_dot_product_attention", attention)
 
 
 def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:

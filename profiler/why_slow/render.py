@@ -188,11 +188,10 @@ def call_rows(why: Why) -> list[list[str]]:
     for call in why.seen.calls:
         key = (call.where, call.kind, call.model, bool(call.failed), call.settings)
         groups.setdefault(key, []).append(call)
-    ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
     return [
         [calls[0].where, str(len(calls)), _shapes(calls), duration(covered_s(calls)),
          duration(statistics.mean(call.seconds for call in calls)), ", ".join(_ran_with(calls))]
-        for calls in ordered[:_MOST_ROWS]
+        for calls in sorted(groups.values(), key=lambda calls: -covered_s(calls))[:_MOST_ROWS]
     ]  # fmt: skip
 
 
@@ -273,15 +272,14 @@ _MOST_LINES = 8
 _AT_A_LINE = "the script's code at "
 
 
-def _own_code(seen: Observations, other_s: float) -> Iterator[TimePart]:
+def _own_code(seen: Observations, other_s: float) -> list[TimePart]:
     """The rest of the run time, by the sampled lines of the script's own code, which also waited for a core."""
     sampled_s = max(seen.sampled_s, sum(line.seconds for line in seen.own_lines))
     scale = min(1.0, other_s / sampled_s) if sampled_s else 0.0  # of waits for a GPU, which is in calls meanwhile
     shown = [TimePart(f"{_AT_A_LINE}{line.words}", scale * line.seconds, own_code=True)
              for line in seen.own_lines[:_MOST_LINES]]  # fmt: skip
     shown.append(TimePart("making models", scale * seen.making_s))
-    yield from shown
-    yield TimePart("imports and the script's other code", other_s - sum(part.seconds for part in shown))
+    return [*shown, TimePart("imports and the script's other code", other_s - sum(part.seconds for part in shown))]
 
 
 def module_row(module: SlowModule) -> str:
@@ -297,17 +295,15 @@ _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     """The time of warm forward passes: its floor, and what is beyond that. No part is longer than what is left."""
     floor = why.floor
+    host_s = floor.overhead_s or 0.0 if floor else 0.0
     # At most; 0 without a measured bandwidth of the link. It comes last: a transfer may overlap with all else.
     link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.basis == "at most")
-    named = [("weights over the link, at most", link_s, True)]
-    if floor is not None:
-        host_s = floor.overhead_s or 0.0
-        named = [
-            ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s, False),
-            (_OVERHEAD, host_s, False),
-            ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
-            *named,
-        ]
+    named = (
+        ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s if floor else 0.0, False),
+        (_OVERHEAD, host_s, False),
+        ("work that the tokens do not need: padding, prompts computed again", floor.needless_s if floor else 0.0, True),
+        ("weights over the link, at most", link_s, True),
+    )
     for what, part_s, beyond in named:
         yield TimePart(what, min(left_s, part_s), beyond)
         left_s -= min(left_s, part_s)
@@ -361,7 +357,6 @@ class WhyDocument(Document):
 
 
 def why_document(why: Why) -> WhyDocument:
-    """The JSON document of an answer."""
     seen, (floor_s, host_s) = why.seen, _floor_s(why)
     return view(
         WhyDocument,
@@ -414,7 +409,6 @@ def why_sections(why: Why) -> list[Section]:
 
 
 def html_why(why: Why) -> str:
-    """The answer as one HTML document."""
     from profiler.report.html import html_page
 
     return html_page(f"Why is {why.seen.script} slow?", "", why_sections(why))

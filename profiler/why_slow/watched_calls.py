@@ -98,7 +98,6 @@ _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output
 
 
 def common_settings(model: Any) -> CallSettings:
-    """The settings of a call of any model."""
     import torch
 
     weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
