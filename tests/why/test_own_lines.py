@@ -140,14 +140,14 @@ CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("kind", CALLBACKS)
 def test_what_generate_runs_at_every_token_has_its_seconds_and_the_line_of_the_script(kind: str) -> None:
-    """`nap` sleeps for each of the 4 tokens, within what is named."""
+    """`nap` sleeps for each of the 4 tokens, within what is named; a sleep on a busy machine ends with a wait."""
     options, words, function = CALLBACKS[kind]
     model = tiny_llama()
     seen = seen_in(lambda: model.generate(IDS, **FEW, **options))
     [finding] = judge_calls(seen, []).findings
     assert finding.evidence == f"generate runs {words}"
     assert finding.where == line_of(function, 0)
-    assert 4 * NAP_S <= finding.saves_s <= seen.calls_s
+    assert 0.9 * 4 * NAP_S <= finding.saves_s <= seen.calls_s
     assert not [line for line in seen.own_lines if line.function == "nap"], "callbacks are no code between calls"
 
 
