@@ -260,5 +260,6 @@ def _note_lines(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[
         for note in row.note:
             by_note.setdefault(note, []).append(name)
     for note, noted in sorted(by_note.items(), key=lambda item: (CEILING_ALLOWS not in item[0], -len(item[1]))):
-        every = f"all {len(rows)} figures" if len(noted) == len(rows) else f"{len(noted)} figures like {noted[0]}"
-        yield f"{noted[0] if len(noted) == 1 else every}: {note}"
+        every = f"all {len(rows)}" if len(rows) > 2 else "both"
+        which = f"{every} figures" if len(noted) == len(rows) else f"{len(noted)} figures like {noted[0]}"
+        yield f"{noted[0] if len(noted) == 1 else which}: {note}"

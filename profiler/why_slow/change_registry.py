@@ -190,6 +190,7 @@ CHANGES = (
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, weight_changes.other_dtype),
     Change("one-by-one", lambda group: group.middle[1].watched.in_threads, batch_and_loop_changes.paged_batch_change),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
+    Change("one-by-one", lambda _: True, batch_and_loop_changes.stacking_change),
     Change("shared-prefix", lambda group: group.generates, batch_and_loop_changes.prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     _switch(

@@ -38,8 +38,9 @@ from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, repeat
 _SIDE_S = 0.6
 # A call that is shorter gets one more run before it, since the other side has filled memory and caches.
 _SHORT_S = 0.2
-# So many tokens stand for a longer `generate`, and so many forwards for a longer loop.
+# So many tokens stand for a longer `generate`, and so many forwards for a longer loop; fewer where time is short.
 _FIRST_TOKENS = 12
+_FEW_TOKENS = 6
 # A changed call that is warm and still takes this many times as long as the script's own gets no further rounds.
 _HOPELESS = 2.0
 # A first call of which a repeat takes this share had no one-time costs.
@@ -62,7 +63,7 @@ class TrialPlan:
     repeats: int = 1
     """How often each side runs."""
 
-    def cost_s(self, rounds: int) -> float:
+    def cost_s(self, rounds: int = FEW_ROUNDS) -> float:
         """About the seconds of so many pairs, and of one changed run before them, with its one-time costs."""
         tried = self.candidate
         side_s = tried.seconds * (self.repeats + (tried.seconds < _SHORT_S))
@@ -73,15 +74,16 @@ class TrialPlan:
 
 
 def plan_trial(candidate: Candidate, share_s: float) -> TrialPlan:
-    """The trial of the whole call if five pairs fit into `share_s`, else the one whose three pairs are cheaper."""
+    """The trial of the whole call if five pairs fit into `share_s`, else of its first tokens if they are cheaper."""
     most = MOST_ROUNDS * (2 - candidate.expected)
     repeats = int(min(_SIDE_S, share_s / most) / max(candidate.seconds, 1e-3))
     whole = TrialPlan(candidate, share_s, repeats=max(1, min(effort.STANDARD.script_repeats, repeats)))
-    first = replace(whole, tokens=_FIRST_TOKENS, repeats=1)
+    first, few = (replace(whole, tokens=tokens, repeats=1) for tokens in (_FIRST_TOKENS, _FEW_TOKENS))
     could = all(run.shortened(first.tokens) for run in (candidate.as_is, candidate.changed)) and not candidate.alone
     if whole.cost_s(LEAST_ROUNDS) <= share_s or not could:
         return whole
-    return min(whole, first, key=lambda plan: plan.cost_s(FEW_ROUNDS))
+    cheaper = min(whole, first, key=TrialPlan.cost_s)
+    return cheaper if cheaper.cost_s() <= share_s else min(cheaper, few, key=TrialPlan.cost_s)
 
 
 def try_changes(
@@ -118,7 +120,7 @@ def try_changes(
         for waiting in (found, closer):
             per_saved = on_core * max(0.0, deadline_s - now_s()) / max(1e-9, sum(each.expected_s for each in waiting))
             plans = [plan_trial(each, each.expected_s * per_saved) for each in waiting]
-            queue = [Attempt(plan, plan.candidate.expected_s, plan.cost_s(FEW_ROUNDS) / on_core) for plan in plans]
+            queue = [Attempt(plan, plan.candidate.expected_s, plan.cost_s() / on_core) for plan in plans]
             for plan, trial in try_in_order(queue, run, deadline_s, now_s, without_time, failed):
                 if trial.claimed or (trial.id, trial.calls) not in trials:
                     trials[trial.id, trial.calls] = trial

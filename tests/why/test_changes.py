@@ -18,7 +18,7 @@ from loaded import loaded
 from planted_faults import LowRank, changes_to, groups_of, tiny_llama, with_linears
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache
+from transformers import DynamicCache, ViTConfig, ViTForImageClassification
 
 import profiler
 from profiler.device.clock import now_s
@@ -299,6 +299,20 @@ def test_texts_are_tried_as_one_batch() -> None:
     assert set(named) == {"input_ids", "attention_mask"}
     assert named["attention_mask"].sum(1).tolist() == [8, 3, 6, 4, 7, 5]
     assert named["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_pictures_of_one_shape_are_tried_as_one_batch() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=16)).eval()
+    pictures = torch.rand(3, 1, 3, 32, 32)
+    stacked = changes_to(lambda: [model(pixel_values=each) for each in pictures])["one-by-one"]
+    assert stacked.evidence == "3 pixel_values of one shape are passed one by one"
+    alone = torch.cat([model(pixel_values=each).logits for each in pictures])
+    torch.testing.assert_close(stacked.changed().logits, alone)
+    further = torch.rand(1, 3, 64, 64)
+    uneven = changes_to(lambda: [model(each, interpolate_pos_encoding=True) for each in [*pictures, further]])
+    assert "one-by-one" not in uneven
+    assert "one-by-one" not in changes_to(lambda: [model(torch.rand(2, 3, 32, 32)) for _ in range(3)])
 
 
 @pytest.mark.parametrize(
