@@ -188,11 +188,14 @@ def _floor(
         subjects |= subjects_of(recorder.notes)
         for group in groups:
             names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
-            if names and _has_other_inputs(group):
+            if not (has_tokens := group.call.prompt_len > 0):
+                names = ("",)  # all modules are counted as they run
+            if names and (not has_tokens or _has_other_inputs(group)):
                 times = times_of(group)
                 more_s = times.ceiling_within(names) / len(group.calls) if times else None
                 outside_s |= {call.number: more_s for call in group.calls}
-        return floor_of_calls(calls, subjects, outside_s) if calls else None
+        if calls and (found := floor_of_calls(calls, subjects, outside_s)).seconds:
+            return found
     return None
 
 

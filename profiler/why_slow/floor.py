@@ -49,8 +49,9 @@ def floor_of_calls(
     """The least total time of all calls: the roofline time of their operators, and the least overhead of their steps.
 
     `subjects` are those of all models, by name. `outside_s` is the roofline time of each call's modules outside of its
-    subject's work, by its number; None if unknown. Overhead counts as unknown if it would make the floor longer than
-    the calls. Raises KeyError for a model without a subject.
+    subject's work, by its number; None if unknown. Of a forward without tokens, these are all modules, and overhead is
+    unknown. Overhead also counts as unknown if it would make the floor longer than the calls. Raises KeyError for a
+    model without a subject.
     """
     left_out: dict[str, None] = {}
     total_s = overhead_s = needless_s = 0.0
@@ -58,16 +59,19 @@ def floor_of_calls(
         subject = subjects[call.model]
         if call.kind == "generate" and subject.encoder_decoder:
             call = replace(call, prompt_len=1, padding=0.0)  # the decoder begins with a start token
-        call_s, exposed_s = _least_s(_steps_needed(before, call), call, subject)
-        more_s = outside_s.get(call.number, 0.0)
-        left_out |= dict.fromkeys(subject.outside if more_s is None else ())
-        total_s += call_s + (more_s or 0.0)
-        overhead_s += exposed_s
-        needless_s += max(0.0, at_ceilings_s(call, subject) - (call_s - exposed_s))
+        more_s = outside_s.get(call.number, 0.0 if call.prompt_len else None)
+        if more_s is None:
+            left_out |= dict.fromkeys(subject.outside if call.prompt_len else (call.model,))
+        total_s += more_s or 0.0
+        if call.prompt_len:
+            call_s, exposed_s = _least_s(_steps_needed(before, call), call, subject)
+            total_s += call_s
+            overhead_s += exposed_s
+            needless_s += max(0.0, at_ceilings_s(call, subject) - (call_s - exposed_s))
     if overhead_s and total_s > steady_s(calls):  # a busy machine has disturbed its measurement
         without = {name: replace(subject, overhead_s=None) for name, subject in subjects.items()}
         return floor_of_calls(calls, without, outside_s)
-    known_s = overhead_s if all(subject.overhead_s is not None for subject in subjects.values()) else None
+    known_s = overhead_s if all(call.prompt_len and subjects[call.model].overhead_s for call in calls) else None
     return CallFloor(total_s, known_s, needless_s, tuple(left_out), subjects, frozenset(outside_s))
 
 

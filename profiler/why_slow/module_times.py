@@ -183,12 +183,13 @@ def _visits(
 def _add_work(visit: _Visit, module: Any, experts: Experts | None, args: Any, found: Any) -> None:
     """Add two FLOPs per weight and output of a linear [outputs, inputs] or a convolution, and its weights."""
     weight = getattr(module, "weight", None)
+    differs = isinstance(module, nn.Embedding | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
     if experts is not None and args:
         tokens = args[0].numel() // args[0].shape[-1]
         need = experts.work(Step(1, tokens, 0), ExecutionPath())
         visit.flops += float(need.model_flops) / experts.count
         visit.nbytes += float(need.weight_bytes) / experts.count
-    elif isinstance(weight, torch.Tensor) and weight.dim() > 1 and not isinstance(module, nn.Embedding):
+    elif isinstance(weight, torch.Tensor) and weight.dim() > 1 and not differs:
         outputs = getattr(module, "out_features", None) or getattr(module, "nf", None) or weight.shape[0]
         inputs = getattr(module, "in_features", None) or weight.numel() // outputs
         visit.flops += 2.0 * inputs * (found.numel() if isinstance(found, torch.Tensor) else 0)

@@ -71,7 +71,7 @@ class Call:
     batch_size: int
     """Sequences computed: the rows passed, for `generate` times its beams or its answers, whichever are more."""
     prompt_len: int
-    """Tokens passed per sequence, padding included."""
+    """Tokens passed per sequence, padding included; 0 for a forward of pictures or sounds only."""
     context_len: int
     """Tokens in the cache that was passed with them."""
     new_tokens: int
@@ -117,7 +117,8 @@ class Call:
     def words(self) -> str:
         """The shape in words: `generate 4 x 512 + 32` with new tokens, `forward 4 x 1 @ 512` with a cache."""
         suffix = f" + {self.new_tokens}" if self.new_tokens else f" @ {self.context_len}" if self.context_len else ""
-        return f"{self.kind} {self.batch_size} x {self.prompt_len}{suffix}"
+        tokens = f" x {self.prompt_len}" if self.prompt_len else ""
+        return f"{self.kind} {self.batch_size}{tokens}{suffix}"
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,8 @@ def call_rows(why: Why) -> list[list[str]]:
 
 def _shapes(calls: Sequence[Call]) -> str:
     """`generate 1 x 12..83 + 24`: the shapes of calls of one kind in words, with the range of each number."""
-    shape = f"{calls[0].kind} {_range(call.batch_size for call in calls)} x {_range(call.prompt_len for call in calls)}"
+    shape, passed = f"{calls[0].kind} {_range(call.batch_size for call in calls)}", _range(c.prompt_len for c in calls)
+    shape += f" x {passed}" if passed != "0" else ""
     new, cached = _range(call.new_tokens for call in calls), _range(call.context_len for call in calls)
     return shape + (f" + {new}" if new != "0" else f" @ {cached}" if cached != "0" else "")
 

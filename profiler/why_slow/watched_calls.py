@@ -62,7 +62,9 @@ def _of_tokens(settings_of: Callable[..., CallSettings], method: str, model: Any
     settings = settings_of(model, named)
     ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
     tokens = embedded[..., 0] if ids is None and embedded is not None else ids
-    rows, count = (1, 1) if tokens is None else (int(tokens.shape[0]), int(tokens.shape[1]))
+    tokens = named.get("decoder_input_ids") if tokens is None else tokens
+    rows = next((int(each.shape[0]) for each in (tokens, *args, *named.values()) if getattr(each, "ndim", 0)), 1)
+    count = int(method == "generate") if tokens is None else int(tokens.shape[1])  # `generate` has a start token
     shape = rows * settings.times_computed, count, 0 if tokens is None else context_len(named)
     return settings, shape, named.get("attention_mask"), (args, _stored(named))
 

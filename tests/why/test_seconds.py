@@ -21,7 +21,7 @@ import torch
 from cases import slow_except
 from planted_faults import changes_to, generate, groups_of, recorded, run_watched, script, tiny_llama, tried
 from scripts import SCRIPTS
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTForImageClassification
 
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
@@ -572,3 +572,21 @@ def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch)
     )
     assert with_encoder.seconds - without.seconds == pytest.approx(encoder_s)
     assert ("encoder" in without.left_out, with_encoder.left_out) == (True, ())
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_picture_has_the_floor_of_its_patches_or_none(is_counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 x 32 pixels are 16 patches of 8 x 8, which attend with a class token; only that is classified."""
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *COMPUTE))
+    if not is_counted:
+        monkeypatch.setattr("profiler.why_slow.module_times.module_times", lambda *_: None)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=10)).eval()
+    recorder = recorded(lambda: [model(pixel_values=torch.rand(2, 3, 32, 32)) for _ in range(8)])
+    monkeypatch.setattr(trials, "try_changes", lambda *_: [])
+    found = explained(recorder, "s.py")
+    assert call_rows(found)[0][1:3] == ["8", "forward 2"]
+    layer = 2 * 17 * (4 * 32 * 32 + 2 * 32 * 64) + 4 * 17**2 * 32
+    picture = 2 * 16 * 3 * 8**2 * 32 + 2 * layer + 2 * 32 * 10
+    floor = (found.floor.seconds, found.floor.overhead_s) if found.floor else None
+    assert floor == ((pytest.approx(16 * picture), None) if is_counted else None)
