@@ -1,7 +1,5 @@
 """Fixed work that shows a machine's speed: steps of a standard overhead model for the host, and the drift probe."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from typing import Any
