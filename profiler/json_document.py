@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -42,10 +41,6 @@ def json_text(document: object) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "__fspath__"):
-        return str(value)
     if not is_dataclass(value):
         raise TypeError(f"{type(value).__name__} is not JSON")
     items = [(item, getattr(value, item.name)) for item in fields(value)]

@@ -202,8 +202,6 @@ def estimate(repetitions: Sequence[Sequence[float]], spread: RepetitionSpread = 
     Raises ValueError without samples.
     """
     blocks = _blocks(repetitions)
-    if not blocks:
-        raise ValueError("no samples to estimate from")
     everything = np.concatenate([block for repetition in blocks for block in repetition])
     median = float(np.median(everything))
     if sum(len(repetition) for repetition in blocks) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
@@ -99,12 +100,12 @@ def visible(text: str) -> str:
     )
 
 
-def visible_in(content: Any) -> Any:
-    """Return parsed JSON with every text and key `visible`. Raises RecursionError if it is nested too deeply."""
+def each_text(content: Any, change: Callable[[str], str]) -> Any:
+    """Return parsed JSON with every text and key changed. Raises RecursionError if it is nested too deeply."""
     if isinstance(content, str):
-        return visible(content)
+        return change(content)
     if isinstance(content, dict):
-        return {visible_in(key): visible_in(value) for key, value in content.items()}
+        return {each_text(key, change): each_text(value, change) for key, value in content.items()}
     if isinstance(content, list):
-        return [visible_in(value) for value in content]
+        return [each_text(value, change) for value in content]
     return content

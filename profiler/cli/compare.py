@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, asks
+from profiler.data.links import link_called
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_in_order
 from profiler.options import argument, option
@@ -100,8 +101,6 @@ class Placed:
     def __post_init__(self) -> None:
         if self.here and self.gpu:
             raise RequestError("--here and --gpu name two devices; use one of the two.")
-        from profiler.data.links import link_called  # imported late: `--help` needs no tables
-
         known_quant(quant_of(self.quant, self.bits), counted=True)
         if self.link:
             link_called(self.link, max(2, self.tp))

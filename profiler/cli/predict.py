@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from profiler.cli.options import LongOutput, asks
 from profiler.cli.removed import removed
+from profiler.data.ceiling_set import CeilingSet, ceilings_called
+from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.ranges import parse_values
@@ -15,9 +17,6 @@ from profiler.options import DTYPE_NAMES, argument, flag_of, listed, model_argum
 from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
 from profiler.rent.options import RentOptions
-
-if TYPE_CHECKING:
-    from profiler.data.ceiling_set import CeilingSet
 
 _PLOTS = ("roofline", "kv")
 _DEFAULT_BATCHES, _DEFAULT_LENS = "1..32*2", "128..2048*2"
@@ -61,9 +60,7 @@ class CountOptions:
         return quant_of(self.quant, self.bits)
 
     def __post_init__(self) -> None:
-        # Imported late: `--help` needs no arrays and no tables.
-        from profiler.counting.requested_step import requested_step
-        from profiler.data.ceiling_set import ceilings_called
+        from profiler.counting.requested_step import requested_step  # imported late: `--help` needs no arrays
 
         prefix = 0 if self.is_grid else self.prefix
         requested_step(self.phase, self.batch, self.prompt, self.context, prefix, self.verify)
@@ -104,8 +101,6 @@ def count(options: CountOptions, output: CountOutput) -> None:
 
     Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
     """
-    from profiler.data.ceiling_set import ceilings_called
-
     gpus = {name: ceilings_called(name) for name in listed(options.gpu)}
     if options.is_grid:
         _count_grid(options, list(gpus.values()), output)
@@ -202,8 +197,6 @@ def forecast(
 
     Prints the error of such forecasts too.
     """
-    from profiler.data.datasheets import gpu_called
-
     if on:
         gpu_called(on)
     elif not Path(source).is_dir():

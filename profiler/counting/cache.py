@@ -42,10 +42,8 @@ def counted_model(
         return preset
     config, path = _config(source), None
     if config is not None:
-        requested = [dtype, quant, rented, ranks]
-        path = cache_path(
-            "walks", {"config": config, "requested": requested, "rules": rules_digest(), **library_versions()}
-        )
+        requested, versions = [dtype, quant, rented, ranks], {name: version_of(name) for name in _LIBRARIES}
+        path = cache_path("walks", {"config": config, "requested": requested, "rules": rules_digest(), **versions})
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no file, or one of no use
             return from_json(json.loads(path.read_bytes()))
     from profiler.counting.count import counted_on_meta
@@ -66,11 +64,6 @@ def _config(source: ModelSource) -> str | None:
         stat = source.path.stat()
         return f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     return None
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of the installed libraries on which counts depend."""
-    return {library: version_of(library) for library in _LIBRARIES}
 
 
 def rules_digest() -> str:

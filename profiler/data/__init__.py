@@ -1,7 +1,5 @@
 """Tables with their sources (datasheets, links, prices, published results), and how their rows are read."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import MISSING, fields
 from pathlib import Path

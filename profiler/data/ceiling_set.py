@@ -1,7 +1,5 @@
 """The ceilings of a device, and those of any GPU by its datasheet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """GPU datasheets: dense peaks, bandwidth and memory; one row of gpus.csv per GPU and variant."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 What they need is counted in `counting.memory_need`; docs/explanation/does-it-fit.md has the whole formula.
 """
 
-from __future__ import annotations
-
 CONTEXT_BYTES = 450_000_000
 """Memory of a GPU that a CUDA context with its libraries takes, before any tensor.
 

@@ -1,7 +1,5 @@
 """Links between GPUs: latency and bandwidth, from a sweep, from published all-reduces, or from `--link`."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

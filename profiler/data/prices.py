@@ -1,7 +1,5 @@
 """Rental prices: one row of prices.csv per GPU and provider, on demand and for a single GPU, with source and date."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Published benchmark results, one row of published.csv per figure, and how often ranges contain unseen ones."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """The engine protocol: prefill a batch of prompts, then decode one token per call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol

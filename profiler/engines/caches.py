@@ -1,7 +1,5 @@
 """KV caches of engines: create, fill without a prefill, empty."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The names of engines and of KV caches, which options are checked against without importing torch."""
 
-from __future__ import annotations
-
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import PADDED_ENGINE

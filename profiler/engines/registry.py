@@ -1,7 +1,5 @@
 """The engines by name, and checks of whether one works for a request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

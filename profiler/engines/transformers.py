@@ -1,7 +1,5 @@
 """Engines that step a transformers model: eager, static cache, CUDA graph, compiled, generate, padded."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ Only vLLM's public interface is used: `vllm.LLM` with its defaults, except for w
 `ignore_eos`, a cache as large as the grid requires), `generate`, and the documented metric of its iterations.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import importlib

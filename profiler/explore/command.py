@@ -1,7 +1,5 @@
 """Write the page of `explore`: one HTML file that opens offline."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

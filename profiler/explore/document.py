@@ -1,7 +1,5 @@
 """The numbers of the page of `explore`: those of `count` on a grid of batch, context, format and GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -154,8 +154,8 @@ class CeilingsRemeasured(Fact, kind="roofs_again", into="remeasured_ceilings"):
 
 
 @dataclass(frozen=True)
-class Ceilings(Fact, kind="roofs"):
-    """The best rates of the device, as measured in this run."""
+class MeasuredCeilings:
+    """The best rates of the device: what a run measured, and what its run.json has of it."""
 
     compute: Mapping[str, Ceiling]
     """FLOP/s of a large matmul, by dtype name."""
@@ -184,6 +184,11 @@ class Ceilings(Fact, kind="roofs"):
     """Bandwidth of reading this model's weights; None if they are too small or were not read."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """The reason, in one line, for each ceiling that could not be measured, by name."""
+
+
+@dataclass(frozen=True)
+class Ceilings(MeasuredCeilings, Fact, kind="roofs"):
+    """The best rates of the device, as measured in this run."""
 
     @property
     def judges(self) -> bool:

@@ -1,7 +1,5 @@
 """`forecast`: times of cells that were not measured, with their cross-validated error."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

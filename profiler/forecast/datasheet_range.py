@@ -1,7 +1,5 @@
 """Forecast a model on a GPU that was not measured, as ranges from its datasheet and published results."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 

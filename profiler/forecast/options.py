@@ -1,7 +1,5 @@
 """The options of `forecast`: the cells, and the change of the run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from profiler.errors import RequestError

@@ -1,7 +1,5 @@
 """The screen of a forecast."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from profiler.counting.floor import CLOSE

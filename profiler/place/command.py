@@ -3,8 +3,6 @@
 The figures get the shapes that the file leaves out, then the floors of what they cover, and become rows with doubts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The share of the roofline that each figure attains, its regime and warnings about it, as values and on a screen."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

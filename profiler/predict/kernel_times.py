@@ -142,8 +142,9 @@ def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Arr
 def _instance_ceiling_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
     """Seconds [n] of one instance of an operator at its ceiling."""
     bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-    ceiling_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
-    return np.maximum(np.asarray(ceiling_s) / column.count, 1e-12)
+    flops_per_s = device.ceilings.compute_flops_per_s(column.source.dtype_name)
+    ceiling_s = floor_s(column.flops, column.model_bytes, flops_per_s, bandwidth)
+    return np.maximum(np.asarray(ceiling_s) / column.source.count, 1e-12)
 
 
 @dataclass(frozen=True)

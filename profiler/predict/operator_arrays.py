@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -107,19 +107,15 @@ class OperatorColumn(Columnar):
     """The work of one operator in each of many steps, summed over its `count` equal instances; arrays are [n]."""
 
     operator: str
-    group: str
-    count: int
-    dtype: str
+    source: Operator
     rows: Array
     """Rows of a linear's matmul; for other operators, the new tokens of the step."""
     flops: Array
     weight_bytes: Array
     kv_bytes: Array
     activation_bytes: Array
-    redundant_flops: Mapping[Cause, Array] = field(default_factory=dict)
-    redundant_bytes: Mapping[Cause, Array] = field(default_factory=dict)
-    source: Operator | None = None
-    """The counted operator; None if only the work is known."""
+    redundant_flops: Mapping[Cause, Array]
+    redundant_bytes: Mapping[Cause, Array]
 
     @property
     def is_attention(self) -> bool:
@@ -197,5 +193,4 @@ def _column(
             for cause, amount in causes.items():
                 if np.any(np.asarray(amount) != 0):
                     totals.setdefault(cause, np.zeros(count))[chosen] = amount
-    shared = (operator.group, operator.count, operator.dtype_name, rows)
-    return OperatorColumn(name, *shared, flops, weights, cache, activations, *by_cause, operator)
+    return OperatorColumn(name, operator, rows, flops, weights, cache, activations, *by_cause)

@@ -52,7 +52,8 @@ class FittedModel:
         beyond_s = self.kernels.small_s(steps, unreplayed_s + outside_s, from_memory_s) - unreplayed_s - outside_s
         zeros = np.zeros(len(steps))
         demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s)))
-        layers = sum(column.count for column in demanded.columns if is_layer(column.group, column.operator))
+        sources = [(column.source, column.operator) for column in demanded.columns]
+        layers = sum(source.count for source, name in sources if is_layer(source.group, name))
         host = device.launched(steps)
         return step_terms(
             demands,
@@ -67,21 +68,22 @@ class FittedModel:
 
     def _demand(self, column: OperatorColumn, steps: StepArrays, bandwidth: Array) -> Demand[Floats]:
         """An operator's demand in each step, with the time of its kernels if it is known."""
+        source = column.source
         demand = Demand(
             name=column.operator,
             # A linear that processes only the last position of each prompt starts after all others, as the LM head.
-            group=LAST if isinstance(column.source, Linear) and column.source.rows == "last" else column.group,
+            group=LAST if isinstance(source, Linear) and source.rows == "last" else source.group,
             flops=column.flops,
             weight_bytes=column.weight_bytes,
             kv_bytes=column.kv_bytes,
-            compute_flops_per_s=self.device.ceilings.compute_flops_per_s(column.dtype),
+            compute_flops_per_s=self.device.ceilings.compute_flops_per_s(source.dtype_name),
         )
-        each_ceiling_s = demand.ceiling_s(bandwidth) / column.count
+        each_ceiling_s = demand.ceiling_s(bandwidth) / source.count
         each_s = self.kernels.seconds(column, steps, each_ceiling_s)
         if each_s is None:
             return demand
         converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps))
-        return replace(demand, replayed_s=column.count * each_s, dequantise_s=column.count * converting_s)
+        return replace(demand, replayed_s=source.count * each_s, dequantise_s=source.count * converting_s)
 
     def forecast(self, demanded: OperatorArrays) -> Forecast:
         """Forecast any steps: seconds, and their standard deviation as a share."""

@@ -234,7 +234,7 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
         weight_bytes += column.weight_bytes + column.redundant_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
         other_bytes += column.kv_bytes + sum((column.redundant_bytes.get(cause, 0.0) for cause in causes), zeros)
         copied_bytes = column.redundant_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
-        uncertain_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
+        uncertain_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.source.count, copied_bytes, 0.0)
         if isinstance(column.source, Experts):
             uncertain_bytes += np.where(several, column.weight_bytes, 0.0)
     return WorkAt(flops, weight_bytes, other_bytes, uncertain_bytes)

@@ -1,7 +1,5 @@
 """The processes that share a model under torchrun, all on this machine: NCCL on GPUs, gloo on CPUs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run over several ranks: rank 0 does the job, and the others follow its orders."""
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Load one rank's share of a tensor parallel model: as transformers joins it, and as a standalone model."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

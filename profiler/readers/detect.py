@@ -21,7 +21,7 @@ from profiler.readers.llama_benchy import LLAMA_BENCHY
 from profiler.readers.llama_cpp import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from profiler.readers.sources import Source, sources_of, text_of
 from profiler.readers.values import Record, escaped, number_at, number_of, whole_at, whole_of
-from profiler.units import visible_in
+from profiler.units import each_text, visible
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
 _KNOWN = {"status", "phase", "batch_size", "prompt_len", "context_len", "new_tokens", "latency_s", "tokens_per_s"}
@@ -100,7 +100,7 @@ def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
     text, first = text_of(path), ""
     for group in sources_of(path, text):
-        sources = [replace(each, records=visible_in(list(each.records))) for each in group if each.records]
+        sources = [replace(each, records=each_text(list(each.records), visible)) for each in group if each.records]
         heads = [[str(name) for name in source.records[0] if str(name) in text] for source in sources]
         first = first or next((", ".join(names) for names in heads if names), "")
         if file := _read(path, sources):

@@ -5,8 +5,6 @@ A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of w
 A rate ends with `:/s`, in tokens per second. What no path can say, a format adds under a name of ours: `prompt_len`.
 """
 
-from __future__ import annotations
-
 PROMPT_LEN = (
     "prompt_len | input_len | prompt_eval_count | prompt_n | prompt_tokens | usage.prompt_tokens | stats.input_tokens"
 )

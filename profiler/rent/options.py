@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from profiler.data.datasheets import gpu_called
+from profiler.data.prices import OWN, Price
+from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError
 from profiler.grid.ranges import MOST
 from profiler.options import listed, model_argument, one_of, option
 from profiler.quant.registry import known_quant, quant_help
-
-if TYPE_CHECKING:
-    from profiler.data.prices import Price
-    from profiler.data.published_results import EngineKind
 
 MOST_BATCH = 1024
 
@@ -58,9 +56,6 @@ class RentOptions:
 
 
 def _own_price(part: str) -> Price:
-    from profiler.data.datasheets import gpu_called  # imported late: `--help` needs no tables
-    from profiler.data.prices import OWN, Price
-
     name, equals, value = part.rpartition("=")
     if not equals:
         raise RequestError(f"--price {part!r} has no price; give GPU=USD_PER_HOUR, such as 'T4=0.35'.")

@@ -72,9 +72,10 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     Empty without a memory ceiling and a compute ceiling.
     """
     ceilings, device = run.document.ceilings, run.document.device
-    ceiling, bandwidth = ceilings.compute_ceiling(run.model.dtype), ceilings.memory_bytes_per_s
-    if ceiling is None or bandwidth is None:
+    bandwidth = ceilings.memory_bytes_per_s
+    if bandwidth is None or not ceilings.compute:
         return []
+    ceiling = ceilings.ceilings.compute_ceiling(run.model.dtype)
     dtype, peak = next(name for name, other in ceilings.compute.items() if other is ceiling), ceiling.per_s
     how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
     lines = [CeilingLine("measured", how, bandwidth, peak, dtype=dtype)]

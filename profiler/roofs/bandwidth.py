@@ -1,7 +1,5 @@
 """Bandwidth: reads of large buffers and of the model's own weights, and the links from host, disk or another GPU."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -1,10 +1,7 @@
 """Fixed work that shows a machine's speed: steps of a standard overhead model for the host, and the drift probe."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -38,7 +35,8 @@ def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
 
     deadline_s = machine.now_s() + budget_s
     runs: list[float] = []
-    with torch_threads(1), torch.inference_mode(), no_gc():
+    one_thread = switched(torch.set_num_threads, 1, torch.get_num_threads())
+    with one_thread, torch.inference_mode(), no_gc():
         model = LlamaForCausalLM(LlamaConfig(**_OVERHEAD_MODEL)).eval()
         while len(runs) < _LEAST_RUNS or sorted(runs)[1] > (1 + _AGREE) * min(runs):
             if runs and machine.now_s() > deadline_s:
@@ -58,10 +56,6 @@ def _steps(model: Any) -> list[float]:
     return time_calls(step, CoreClock(), HOST_PACE_STEPS)
 
 
-def torch_threads(count: int) -> AbstractContextManager[None]:
-    return switched(torch.set_num_threads, count, torch.get_num_threads())
-
-
 PROBE_BYTES = 256 << 20
 _SIDE = 1024
 _AGREE = 0.02
@@ -74,7 +68,6 @@ class DriftProbe:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._effort = effort.STANDARD
         self._buffer = torch.rand(PROBE_BYTES // 4, device=machine.device)
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
@@ -89,11 +82,11 @@ class DriftProbe:
     def _settled_s(self, call: Callable[[], object]) -> float:
         deadline_s = self._machine.now_s() + _MOST_S
         [first_s] = time_calls(call, self._machine.clock, 1)
-        calls = self._effort.drift_calls
+        calls = effort.STANDARD.drift_calls
         if first_s > 0:
             calls = max(1, min(calls, int(_MOST_S / first_s)))
         bursts = [statistics.median(time_calls(call, self._machine.clock, calls))]
-        while len(bursts) < self._effort.drift_bursts and self._machine.now_s() < deadline_s:
+        while len(bursts) < effort.STANDARD.drift_bursts and self._machine.now_s() < deadline_s:
             bursts.append(statistics.median(time_calls(call, self._machine.clock, calls)))
             if abs(bursts[-1] / bursts[-2] - 1) < _AGREE:
                 break

@@ -1,7 +1,5 @@
 """The compute ceiling of each dtype (matmuls), and the bandwidth of a decode step's matrix-vector product."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

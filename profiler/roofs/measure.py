@@ -1,7 +1,5 @@
 """Measure a device's ceilings, and reuse those of the last day for the same device and software."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

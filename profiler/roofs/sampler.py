@@ -1,7 +1,5 @@
 """Sample a ceiling: warm up, group calls so that the clock can resolve them, and record the device's clock rate."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence

@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from profiler.data.links import Link
-from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, HostPace, WeightReadCeiling
+from profiler.facts.ceilings import Ceilings, MeasuredCeilings
 from profiler.facts.measurements import Drafting, FormatLinears, KernelTime, PackedBatches, Quality
 from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
@@ -65,34 +64,15 @@ class GridRecord:
 
 
 @dataclass(frozen=True)
-class CeilingsRecord:
+class CeilingsRecord(MeasuredCeilings):
     """The measured ceilings of a run, without their samples, which are in samples.jsonl."""
 
-    compute: Mapping[str, Ceiling]
-    memory: Mapping[str, Ceiling]
-    stream_bytes: int
-    beyond_cache: bool
-    memory_bytes_per_s: float | None
+    memory_bytes_per_s: float | None = field(kw_only=True)
     """The memory ceiling; null if unknown."""
     overhead_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
     """Seconds to launch a step, by engine, phase and batch size."""
-    curve: tuple[CurvePoint, ...] = ()
-    launch: Mapping[str, float] = field(default_factory=dict)
-    page_fault_s: float = 0.0
-    links: Mapping[str, Ceiling] = field(default_factory=dict)
-    collective: Link | None = None
-    host: HostPace | None = None
-    measured_s: float = 0.0
-    measured_at_unix_s: float = 0.0
-    weights: WeightReadCeiling | None = None
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """Ceilings that could not be measured, by name, with the reason."""
     full_clock: Mapping[str, float] = field(default_factory=dict)
     """FLOP/s by dtype of a GPU before it reached its power limit, where they are clearly above the ceiling."""
-
-    def compute_ceiling(self, dtype: str) -> Ceiling | None:
-        """The compute ceiling of a dtype, or the highest measured one; None if there is none."""
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda ceiling: ceiling.per_s, default=None)
 
     @property
     def ceilings(self) -> Ceilings:

@@ -25,7 +25,7 @@ from profiler.store.document import OLDEST_SCHEMA, RUN_DOCUMENT, SCHEMA_VERSION,
 from profiler.store.old_names import content_now, name_now
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
-from profiler.units import visible, visible_in
+from profiler.units import visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ def read_document(folder: Path) -> RunDocument:
     if not document_path.is_file():
         raise RunError(f"{folder} is not a run folder: it has no {RUN_FILE}.")
     try:
-        content = content_now(visible_in(json.loads(document_path.read_text(encoding="utf-8"))))
+        content = content_now(json.loads(document_path.read_text(encoding="utf-8")))
         version = content.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")

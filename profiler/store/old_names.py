@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from profiler.units import each_text, visible
+
 _NAMES_NOW = {
     "above-roof": "above-ceiling",
     "avoidable_bytes": "redundant_bytes",
@@ -27,9 +29,5 @@ def name_now(name: str) -> str:
 
 
 def content_now(content: Any) -> Any:
-    """Return parsed JSON with the names of today."""
-    if isinstance(content, dict):
-        return {name_now(key): content_now(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [content_now(item) for item in content]
-    return name_now(content) if isinstance(content, str) else content
+    """Return parsed JSON with the names of today, and with texts that are safe to show."""
+    return each_text(content, lambda text: name_now(visible(text)))

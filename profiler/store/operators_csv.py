@@ -16,7 +16,7 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.keyed import columns_of
 from profiler.store.old_names import content_now, name_now
-from profiler.units import visible_in
+from profiler.units import each_text, visible
 
 OPERATORS_FILE = "operators.csv"
 OPERATOR_COLUMN_MEANINGS = {
@@ -88,7 +88,7 @@ def operator_rows(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                row = {name_now(name): text for name, text in visible_in(raw).items()}
+                row = {name_now(name): text for name, text in each_text(raw, visible).items()}
                 yield _key(row), _operator(row), float(row["replayed_s"] or 0)
     except FileNotFoundError:
         raise RunError(

@@ -18,7 +18,6 @@ from profiler.errors import RunError
 from profiler.facts.fact import Fact
 from profiler.grid.cells import Cell
 from profiler.store.old_names import content_now
-from profiler.units import visible_in
 
 SAMPLES_FILE = "samples.jsonl"
 
@@ -66,7 +65,7 @@ def read_facts_of(folder: Path) -> list[Fact]:
     with file:
         for number, raw in enumerate(file, start=1):
             try:
-                record = content_now(visible_in(json.loads(raw)))
+                record = content_now(json.loads(raw))
             except (ValueError, RecursionError):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
             if not isinstance(record, dict):

@@ -96,10 +96,10 @@ def planted(known: RunFacts, overlaps: bool = False) -> tuple[MeasuredCells, Dev
     """The same cells on a simulated device: kernels at 40 % of their ceiling, steps 7 % above the sum of terms."""
     device = replace(known.trained.fitted.device, overlaps=overlaps)
     demanded = known.trained.measured.demanded
-    rates = {column.operator: device.ceilings.compute_flops_per_s(column.dtype) for column in demanded.columns}
+    rates = {each.operator: device.ceilings.compute_flops_per_s(each.source.dtype_name) for each in demanded.columns}
 
     def ceiling_s(column: Any, bandwidth: Any) -> Any:
-        return np.maximum(column.flops / rates[column.operator], column.model_bytes / bandwidth) / column.count
+        return np.maximum(column.flops / rates[column.operator], column.model_bytes / bandwidth) / column.source.count
 
     def bandwidth_of(some: Any) -> Any:
         return device.ceilings.memory_bytes_per_s_for(sum(column.model_bytes for column in some.columns))

@@ -43,7 +43,7 @@ from profiler.report.html import html_report
 from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
 from profiler.store.folder import read_run
-from profiler.units import visible, visible_in
+from profiler.units import each_text, visible
 
 OLD = Path(__file__).parents[1] / "data" / "tiny_run"
 MOST_YARDSTICKS = 165
@@ -218,7 +218,7 @@ def test_a_visible_text_acts_on_nothing() -> None:
         assert visible(each).isprintable()
         visible(each).encode()
         assert visible(visible(each)) == visible(each)
-    assert visible_in({ALL: [ALL, 1, None]}) == {visible(ALL): [visible(ALL), 1, None]}
+    assert each_text({ALL: [ALL, 1, None]}, visible) == {visible(ALL): [visible(ALL), 1, None]}
     assert visible("Modell 通义千问, μs ± 3 %") == "Modell 通义千问, μs ± 3 %"
 
 
