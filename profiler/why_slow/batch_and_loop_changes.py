@@ -112,19 +112,14 @@ def batching_change(group: CallGroup) -> Candidate | None:
             ids, more = ids[:1], {"num_return_sequences": answers}
             change = f"{passed(more)}, and the prompt once"
     whole = {**named, **more, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
-    noun = "prompts" if group.generates else "texts"
-    return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole), noun)
-
-
-# What models call pictures and recordings.
-_PICTURES_AND_SOUND = ("pixel_values", "input_features", "input_values")
+    return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole))
 
 
 def stacking_change(group: CallGroup) -> Candidate | None:
     """A change that passes pictures or recordings of one shape as one batch instead of one by one."""
     name = getattr(group.model, "main_input_name", "")
     found = [(call, noted) for call, noted in group.repeatable if noted.model() is group.model]
-    if name not in _PICTURES_AND_SOUND or len(found) < _FEWEST_ONE_BY_ONE:
+    if name not in ("pixel_values", "input_features", "input_values") or len(found) < _FEWEST_ONE_BY_ONE:
         return None
     tensors = [[value for value in tree_leaves(noted.arguments) if hasattr(value, "shape")] for _, noted in found]
     shapes = {tuple(value.shape for value in each) for each in tensors}
@@ -134,7 +129,7 @@ def stacking_change(group: CallGroup) -> Candidate | None:
     given = [noted.arguments for _, noted in chosen]
     whole = tree_map(lambda *rows: torch.cat(rows) if hasattr(rows[0], "shape") else rows[0], *given)
     evidence = f"{len(found)} {name} of one shape are passed one by one"
-    return _in_one_call(group, evidence, f"stack {len(chosen)} of them into one batch", chosen, whole, "inputs")
+    return _in_one_call(group, evidence, f"stack {len(chosen)} of them into one batch", chosen, whole)
 
 
 def paged_batch_change(group: CallGroup) -> Candidate | None:
@@ -150,16 +145,11 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
     whole: Arguments = ((), {**chosen[0][1].named, "inputs": prompts})
     evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
     change = f"pass {len(prompts)} of them, or all, to one generate_batch"
-    return replace(_in_one_call(group, evidence, change, chosen, whole, "prompts"), alone=True)
+    return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)
 
 
 def _in_one_call(
-    group: CallGroup,
-    evidence: str,
-    change: str,
-    chosen: Sequence[tuple[Call, CallRecord]],
-    arguments: Arguments,
-    noun: str,
+    group: CallGroup, evidence: str, change: str, chosen: Sequence[tuple[Call, CallRecord]], arguments: Arguments
 ) -> Candidate:
     """The change that makes one call in place of the script's `chosen` ones, which run in as many threads as there."""
     own, at_once = [call for call, _ in chosen], most_at_once(group.calls)
@@ -178,7 +168,7 @@ def _in_one_call(
 
     about = saved_share(own) if most_at_once(own) == 1 else 0.0
     as_is = Run.in_sequence(runs) if at_once == 1 else Run(in_threads)
-    shape = f"{len(own)} of the {noun}"
+    shape = f"{len(own)} of the calls"
     if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
         shape += " (more at once save more)"
     return group.candidate(
