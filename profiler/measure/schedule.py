@@ -162,7 +162,7 @@ class Schedule:
                 return
             for turn in turns:
                 self._swing = self.look()
-                if not is_bounded or self._costs.of_all(turn) <= self._left_s:
+                if not is_bounded or self._least_s(turn) <= self._left_s:
                     yield from turn
             self.round += 1
 
@@ -175,8 +175,11 @@ class Schedule:
         plan, state, end_s = self.plan, self._states[cell], self._start_s + self.plan.budget_s
         prefills = sum(len(repetition.prefills_s) for repetition in state.repetitions)
         has_time = plan.whole or self._costs.of(cell, len(state.repetitions), tail=True) <= self._left_s
-        tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0
-        limits = Limits(tail_s=tail_s, effort=plan.effort)
+        limits = Limits(
+            tail_s=plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0, effort=plan.effort
+        )
+        if not plan.whole and self.whole_grid_s > self._left_s:
+            limits = Limits(effort=replace(plan.effort, more_prefills_s=0.0))
         if plan.whole or plan.late_s == math.inf:
             return limits
         if self._has_repetitions:
@@ -234,7 +237,7 @@ class Schedule:
         for cells, least in self._stages:
             turns = self._waiting(cells, least)
             if not self.plan.whole and least == 1:
-                turns = [turn for turn in turns if self._costs.of_all(turn) <= self._left_s]
+                turns = [turn for turn in turns if self._least_s(turn) <= self._left_s]
             elif not self.plan.whole:
                 turns = self._cheapest(turns)
             if turns:
@@ -268,9 +271,15 @@ class Schedule:
 
     def _cheapest(self, turns: list[Turn]) -> list[Turn]:
         """The cheapest turns that fit into the time left together."""
-        cheapest, left_s = sorted(turns, key=self._costs.of_all), self._left_s
-        total_s = itertools.accumulate(self._costs.of_all(turn) for turn in cheapest)
+        cheapest, left_s = sorted(turns, key=self._least_s), self._left_s
+        total_s = itertools.accumulate(self._least_s(turn) for turn in cheapest)
         return [turn for turn, cost_s in zip(cheapest, total_s, strict=True) if cost_s <= left_s]
+
+    def _least_s(self, turn: Turn) -> float:
+        """Expected seconds of a turn; without the further prefills of a cell that has too few repetitions yet."""
+        counts = {cell: len(self._states[cell].repetitions) for cell in turn}
+        due = self.plan.claim_repetitions
+        return sum(self._costs.of(cell, count, least=count < due) for cell, count in counts.items())
 
     def _in_order(self, turns: list[Turn]) -> list[Turn]:
         if len(self._states[turns[0][0]].repetitions) < CLAIM_REPETITIONS:
@@ -320,36 +329,39 @@ class Costs:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._last: dict[Cell, Repetition] = {}
         self._last_s: dict[Cell, float] = {}
         self._over_expected: dict[Phase, float] = dict.fromkeys(PHASES, 1.0)
         self._first_use = plan.first_use
 
-    def of(self, cell: Cell, repetition: int = 0, *, tail: bool = False) -> float:
+    def of(self, cell: Cell, repetition: int = 0, *, tail: bool = False, least: bool = False) -> float:
         """Seconds of the repetition with this number, from 0; the first one also warms its shape up.
 
         With `tail`, a cell of the answer has its further prefills, which are left out if there is no time for them.
+        With `least`, a cell has as few prefills as it needs.
         """
-        if cell in self._last_s:
-            return self._last_s[cell]
-        plan, seconds = self._plan, 0.0 if repetition else self._plan.new_shape_s.get(cell.engine, 0.0)
-        for key in cell.keys:
-            once_s = plan.expected_s.get(key, 0.0) * self._over_expected[key.phase]
-            if key.phase == "decode":
-                seconds += once_s * cell.decode_steps * (1 if repetition else 1 + self._first_use)
-            elif once_s:
-                warm_ups = 0 if repetition else 1 if once_s > plan.effort.warm_up_s else 2
-                tail_s = plan.tail_s_of(cell) if tail and repetition < CLAIM_REPETITIONS else 0.0
-                more = further_prefills(once_s, Limits(tail_s=tail_s, effort=plan.effort), first=not repetition)
-                seconds += once_s * (1 + warm_ups + more)
-        return seconds
-
-    def of_all(self, cells: Iterable[Cell]) -> float:
-        return sum(map(self.of, cells))
+        plan, last = self._plan, self._last.get(cell)
+        expected_s = {key.phase: plan.expected_s.get(key, 0.0) * self._over_expected[key.phase] for key in cell.keys}
+        prefill_s = (last and last.prefill_s) or expected_s.get("prefill", 0.0)
+        if last:
+            seconds = self._last_s[cell]
+        else:
+            warm_ups = 0 if repetition else 1 if prefill_s > plan.effort.warm_up_s else 2
+            loops = 1 if repetition else 1 + self._first_use
+            seconds = (1 + warm_ups) * prefill_s + loops * cell.decode_steps * expected_s.get("decode", 0.0)
+            seconds += 0.0 if repetition else plan.new_shape_s.get(cell.engine, 0.0)
+        if least or not prefill_s:
+            return seconds + int(not repetition) * prefill_s
+        limits = Limits(
+            tail_s=plan.tail_s_of(cell) if tail and repetition < CLAIM_REPETITIONS else 0.0, effort=plan.effort
+        )
+        return seconds + further_prefills(prefill_s, limits, first=not repetition) * prefill_s
 
     def note(self, repetition: Repetition, seconds: float) -> None:
         """Record how long a repetition took."""
         cell = repetition.cell
-        self._last_s[cell] = seconds - sum(repetition.warm_up_s) - sum(repetition.first_decode_s)
+        untimed_s = sum((*repetition.warm_up_s, *repetition.first_decode_s))
+        self._last[cell], self._last_s[cell] = repetition, seconds - untimed_s - sum(repetition.more_prefill_s)
         if repetition.first_decode_s:
             self._first_use = sum(repetition.first_decode_s) / sum(repetition.decode_s)
         for key in cell.keys:

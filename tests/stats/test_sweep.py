@@ -21,7 +21,7 @@ from profiler.facts.repetitions import Gap, Repetition
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.schedule import Limits, Plan, Schedule
+from profiler.measure.schedule import Limits, Plan, Schedule, further_prefills
 from profiler.measure.sweep import RepetitionContext, repetition, sweep, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
@@ -212,9 +212,32 @@ def test_only_the_very_first_repetition_hurries_and_only_later_ones_are_given_up
     """The budget ends at 5 s, and what is late at 6 s; a whole grid has no limit."""
     first, later = Schedule(Plan(GRID, 5.0, late_s=1.0)), Schedule(Plan(GRID, 5.0, late_s=1.0))
     later.note(Repetition(CORNERS[0], 0, 1.0, (1.0,) * 5, 6.0, (), None, 0.0), 6.0)
-    assert first.limits(CORNERS[0]) == Limits(hurry_s=5.0)
-    assert later.limits(CORNERS[1]) == Limits(deadline_s=6.0)
-    assert Schedule(Plan(GRID, 5.0, late_s=1.0, whole=True)).limits(CORNERS[0]) == Limits()
+    whole = Schedule(Plan(GRID, 5.0, late_s=1.0, whole=True))
+    limits = [first.limits(CORNERS[0]), later.limits(CORNERS[1]), whole.limits(CORNERS[0])]
+    assert [(each.hurry_s, each.deadline_s) for each in limits] == [
+        (5.0, math.inf),
+        (math.inf, 6.0),
+        (math.inf, math.inf),
+    ]
+
+
+@pytest.mark.parametrize("budget_s", [2.0, 3.0])
+def test_a_second_repetition_of_each_cell_comes_before_further_prefills(budget_s: float) -> None:
+    """A prefill takes 0.1 s, twice as long as expected; repetitions of six would take 4.8 s, the least ones 1.2 s."""
+    grid, now_s = make_grid([4, 16], [1, 2], 6), [0.0]
+    expected_s = {key: 0.05 if key.phase == "prefill" else 0.0 for key in grid.keys}
+    schedule = Schedule(Plan(grid, budget_s, expected_s=expected_s), lambda: now_s[0])
+    repetitions, prefills = Counter[Cell](), Counter[Cell]()
+    for cell in schedule:
+        more = further_prefills(0.1, schedule.limits(cell), first=not repetitions[cell])
+        repetitions[cell] += 1
+        prefills[cell] += 1 + more
+        now_s[0] += 0.1 * (1 + more)
+        found = Repetition(cell, schedule.round, 0.1, (1e-3,) * 5, 0.1, (), None, 0.0, more_prefill_s=(0.1,) * more)
+        schedule.note(found, 0.1 * (1 + more))
+    assert now_s[0] <= budget_s + 0.6
+    assert min(repetitions[cell] for cell in grid.cells) >= 2
+    assert min(prefills[cell] for cell in grid.cells) >= 3
 
 
 def test_a_first_repetition_that_is_late_has_fewer_steps() -> None:
