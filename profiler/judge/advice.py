@@ -105,5 +105,6 @@ def _effect(cell: Judged, result: TrialResult) -> Effect:
     latency_s = cell.terms.latency_s
     before_s, after_s = result.steps_s(latency_s)
     # The turns of a trial do not show how much the machine's speed changes until the next minute.
-    half_width = math.hypot(result.half_width_at(latency_s), cell.timed.half_width_s / latency_s * (1 - result.ratio))
+    known_to_s = cell.timed.half_width_s
+    half_width = math.hypot(result.half_width_at(latency_s, known_to_s), known_to_s / latency_s * (1 - result.ratio))
     return Effect(before_s, after_s, before_s * half_width)

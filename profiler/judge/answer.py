@@ -61,9 +61,7 @@ def answer_of(
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.timed.noise.grade != "unusable"]
-    by_size = sorted(cells, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
-    decodes = [cell for cell in by_size if cell.key.phase == "decode"]
-    prefills = [cell for cell in sorted(cells, key=lambda each: each.key.tokens) if cell.key.phase == "prefill"]
+    decodes, prefills = _decodes(cells), _prefills(cells)
     if decodes:
         sentences.append(_decode_sentence(decodes, setting))
     if prefills:
@@ -72,7 +70,9 @@ def answer_of(
         sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
     if busy or not cells:
         return Answer(tuple(sentences))
-    advised = advice_for([*decodes[:1], *prefills[-1:]], every)[:_MOST_ADVISED]
+    # The turns of a trial tell a difference also where the time itself is not well known.
+    tried = [cell for cell in every if cell.tried]
+    advised = advice_for([*_decodes(tried)[:1], *_prefills(tried)[-1:]], every)[:_MOST_ADVISED]
     changes = [
         *_first_use_sentences(decodes),
         *(change_sentence(item, "By itself" if number else "What to change") for number, item in enumerate(advised)),
@@ -81,12 +81,22 @@ def answer_of(
     ]
     without_time = _cut_sentences(cut)
     changes = [*changes[: _MOST_CHANGES - len(without_time)], *without_time]
-    untried = _not_tried(decodes, prefills, advised)[: _MOST_CHANGES - len(changes)]
+    taken = {item.trial.line for cell in every for item in cell.tried}  # also if at another cell
+    untried = _not_tried(decodes, prefills, advised, taken)[: _MOST_CHANGES - len(changes)]
     changes += [_not_tried_sentence(cell, effect, cut) for cell, effect in untried]
     if not changes:
         changes = [_no_change(decodes[0] if decodes else prefills[0])]
     engines = _engine_sentences(decodes[0], differences) if decodes else []
     return Answer((*sentences, *changes, *engines), tuple(advised), tuple(effect for _, effect in untried))
+
+
+def _decodes(cells: Sequence[Judged]) -> list[Judged]:
+    decodes = [cell for cell in cells if cell.key.phase == "decode"]
+    return sorted(decodes, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
+
+
+def _prefills(cells: Sequence[Judged]) -> list[Judged]:
+    return sorted((cell for cell in cells if cell.key.phase == "prefill"), key=lambda each: each.key.tokens)
 
 
 def change_sentence(advice: Advice, beginning: str) -> str:
@@ -130,11 +140,13 @@ def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
 
 
 def _not_tried(
-    decodes: Sequence[Judged], prefills: Sequence[Judged], advised: Sequence[Advice]
+    decodes: Sequence[Judged], prefills: Sequence[Judged], advised: Sequence[Advice], taken: set[str]
 ) -> list[tuple[Judged, ChangeEffect]]:
-    """The largest computed saving of the smallest step and of the largest prefill; of the largest step its window."""
+    """The largest computed saving of the smallest step and of the largest prefill; of the largest step its window.
+
+    `taken` are lines that need no such sentence, as they were tried.
+    """
     found: list[tuple[Judged, ChangeEffect]] = []
-    taken = {item.trial.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
     for cell in (*decodes[:1], *prefills[-1:], *decodes[1:][-1:]):
         for effect in not_tried(cell)[:1]:

@@ -106,7 +106,7 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
 
 def saves_clearly(cell: Judged, result: TrialResult) -> bool:
     """Whether a tried change saves `WORTH` of a step or more by the lower end of its interval."""
-    return 1 - result.ratio - result.half_width_at(cell.terms.latency_s) >= WORTH
+    return 1 - result.ratio - result.half_width_at(cell.terms.latency_s, cell.timed.half_width_s) >= WORTH
 
 
 def not_tried(cell: Judged) -> list[ChangeEffect]:
@@ -126,7 +126,7 @@ def _tried(cell: Judged) -> list[ChangeEffect]:
             trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
             because = f"the step then takes {duration(after_s)}{few}"
-            half_width_s = before_s * item.half_width_at(latency_s)
+            half_width_s = before_s * item.half_width_at(latency_s, cell.timed.half_width_s)
             effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s, how=trial.line)
             found.append(replace(effect, id=item.change, value=trial.what[1] if trial.what else ""))
     return found

@@ -121,14 +121,16 @@ class TrialResult:
         before_s = self.before_s if self.is_whole else latency_s
         return before_s, self.ratio * before_s
 
-    def half_width_at(self, latency_s: float) -> float:
-        """Half width of the ratio for a step measured as `latency_s`.
+    def half_width_at(self, latency_s: float, known_to_s: float) -> float:
+        """Half width of the ratio for a step measured as `latency_s`, give or take `known_to_s`.
 
-        It includes the difference between that time and the trial's, since a few layers may not represent the model.
+        It includes the difference between that time and the trial's beyond `known_to_s`, since a few layers may not
+        represent the model.
         """
         if self.is_whole or not self.before_s:
             return self.half_width
-        return math.hypot(self.half_width, self.before_s / latency_s - 1)
+        apart = (self.before_s / latency_s - 1) ** 2 - (known_to_s / latency_s) ** 2
+        return math.hypot(self.half_width, math.sqrt(max(0.0, apart)))
 
 
 def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
