@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.facts.change_ids import ChangeId, exclude
+from profiler.grid.cells import Phase
 from profiler.json_document import view
 from profiler.judge.cell_stages import Judged
-from profiler.judge.changes import saves_clearly
+from profiler.judge.changes import WORTH, saves_clearly
 from profiler.judge.savings import TrialResult
 from profiler.units import duration
 
@@ -63,6 +64,18 @@ class Advice:
             return None
         return math.ceil(-self.prefill.saves_s / self.step.saves_s) if self.step.saves_s > 0 else None
 
+    @property
+    def pays_up_to_tokens(self) -> int | None:
+        """New tokens per prompt up to which it saves time, if its steps are slower; None if they are not."""
+        if self.step is None or self.prefill is None or self.step.saves_s >= 0 or not self.step.is_clear:
+            return None
+        return max(0, math.floor(self.prefill.saves_s / -self.step.saves_s))
+
+    def share_left(self, phase: Phase) -> float:
+        """Return the share of a prefill or a step that is left with the change; 1 if it was not timed."""
+        effect = self.prefill if phase == "prefill" else self.step
+        return effect.after_s / effect.before_s if effect else 1.0
+
     def clear_effects(self, step: str) -> list[str]:
         """Return `a decode step of 7.86 ms instead of 21.7 ms` of each clear effect; `step` names a decode step."""
         return [
@@ -75,17 +88,18 @@ class Advice:
 def advice_for(cells: Sequence[Judged], every: Sequence[Judged]) -> list[Advice]:
     """Return the changes whose lines save time on each of `cells`, those first that save most.
 
-    `every` has the other phase of their shapes. Of changes that exclude each other, the first is returned.
+    `every` has the other phase of their shapes. Of changes that exclude each other, the first is returned, and another
+    one only if it saves clearly more of a further phase.
     """
-    found: list[Advice] = []
+    kept: list[Advice] = []
     for cell in cells:
+        phase = cell.key.phase
         other_phase = next((each for each in every if each.key.cell == cell.key.cell and each.key != cell.key), None)
         clear = [item for item in cell.tried if item.trial.line and item.change and saves_clearly(cell, item)]
-        found += [_advice(cell, item, other_phase) for item in sorted(clear, key=lambda item: item.ratio)]
-    kept: list[Advice] = []
-    for advice in found:
-        if not any(exclude(advice.change, each.change) for each in kept):
-            kept.append(advice)
+        for advice in (_advice(cell, item, other_phase) for item in sorted(clear, key=lambda item: item.ratio)):
+            most = advice.share_left(phase) + WORTH
+            if not any(exclude(advice.change, each.change) and each.share_left(phase) <= most for each in kept):
+                kept.append(advice)
     return kept
 
 

@@ -104,11 +104,12 @@ def change_sentence(advice: Advice, beginning: str) -> str:
     effects = {"step": advice.step, "prefill": advice.prefill}
     words = advice.clear_effects("step")
     words += [f"no clear change of the {name}" for name, each in effects.items() if each and not each.is_clear]
-    pays = advice.pays_from_tokens
+    pays, until = advice.pays_from_tokens, advice.pays_up_to_tokens
     parts = [
         f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
         f" (tried{_on_few_layers(advice)})",
         f"it pays from {several(pays, 'new token', 'new tokens')} per prompt on" if pays is not None else "",
+        f"it pays up to {several(until, 'new token', 'new tokens')} per prompt" if until is not None else "",
         f"it takes {duration(advice.once_s)} once" if advice.once_s >= _NAMED_ONCE_S else "",
         _tokens(advice),
     ]

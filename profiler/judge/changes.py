@@ -59,6 +59,8 @@ class Setting:
     """Rows from which every 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
     sixteen_bit_flops_per_s: float | None = None
     """The highest measured 16-bit compute ceiling, for a float32 model; None for others, or if none was measured."""
+    float32_flops_per_s: float | None = None
+    """The measured compute ceiling of float32, if it is above that of the model's 16-bit dtype; else None."""
     sixteen_bit_dtype: str = "bfloat16"
     """BF16 or FP16, in which a change computes: the model's own, or that with the highest ceiling."""
     busy: bool = False
@@ -90,7 +92,7 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return []
-    of_device = (_four_bit_weights, _cache, _attention, _window, _sixteen_bit_dtype)
+    of_device = (_four_bit_weights, _cache, _attention, _window, _sixteen_bit_dtype, _float32)
     # A host that runs ahead of the device limits the savings of the device's work.
     most_s = max(0.0, cell.terms.busy_s - cell.host_pace_s)
     computed = [*_host(cell, setting), *(item.limited_to(most_s) for each in of_device for item in each(cell, setting))]
@@ -174,7 +176,7 @@ def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     packed = min(1.0, setting.weights * bits / 8 / read_bytes) if read_bytes else 1.0
     if setting.sixteen_bit_flops_per_s is not None:
         kept = (packed * _FOUR_BITS + (1 - packed) * _SIXTEEN_BITS) / bits
-        saves_s = _saved_in_16_bits_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
+        saves_s = _saved_at_most_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
         because = f"{because}, with matmuls in {setting.sixteen_bit_dtype}"
     else:
         streamed = terms.weights_s / (terms.weights_s + terms.compute_s) if terms.weights_s else 0.0
@@ -291,7 +293,7 @@ def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     if ceiling is None:
         return []
     kept = min(1.0, _SIXTEEN_BITS / setting.weight_bits)
-    most_s = _saved_in_16_bits_s(cell, setting, kept, ceiling)
+    most_s = _saved_at_most_s(cell, setting, kept, ceiling)
     because = f"half the bytes, and its matmuls reach {scaled(ceiling, 'FLOP/s')} here"
     change = dtype_change(setting.sixteen_bit_dtype)
     if not setting.here.on_gpu and cell.key.phase == "decode":
@@ -303,8 +305,17 @@ def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     return _computed(change, max(most_s, least_s), because, at_least_s=least_s)
 
 
-def _saved_in_16_bits_s(cell: Judged, setting: Setting, kept: float, flops_per_s: float) -> float:
-    """What a float32 step saves at most in 16 bits, where the share `kept` of the weights' bytes is still read."""
+def _float32(cell: Judged, setting: Setting) -> list[ChangeEffect]:
+    """What float32 saves at most of a step whose 16-bit matmuls are emulated: it reads twice the weights."""
+    ceiling = setting.float32_flops_per_s
+    if ceiling is None:
+        return []
+    because = f"its matmuls reach {scaled(ceiling, 'FLOP/s')} here, with twice the bytes"
+    return _computed(dtype_change("float32"), _saved_at_most_s(cell, setting, 2.0, ceiling), because)
+
+
+def _saved_at_most_s(cell: Judged, setting: Setting, kept: float, flops_per_s: float) -> float:
+    """What a step saves at most in another dtype, which reads `kept` times the weights' bytes."""
     terms, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
     other_s = terms.redundant_s + max(0.0, terms.unexplained_s)
     floor_s = _floor_s(cell, cell.timed.operators, flops_per_s, kept, cache_kept)

@@ -151,7 +151,7 @@ def setting_of(facts: Facts) -> Setting:
     sixteen_bit = {name: ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute}
     fastest = max(sixteen_bit, key=lambda name: sixteen_bit[name], default=None)
     is_wide, ceiling = model.dtype == "float32", ceilings.compute_ceiling(model.dtype)
-    sustained = ceiling.low_per_s, ceiling.high_per_s
+    sustained, wide = (ceiling.low_per_s, ceiling.high_per_s), ceilings.compute.get("float32")
     return Setting(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
@@ -162,6 +162,7 @@ def setting_of(facts: Facts) -> Setting:
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
         sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
+        float32_flops_per_s=wide.per_s if wide and wide.per_s > ceiling.per_s else None,
         sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
         sustained_flops_per_s=sustained if device.kind == "cuda" and ceiling.measured else (),
     )

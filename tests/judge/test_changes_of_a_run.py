@@ -256,6 +256,8 @@ def test_layers_that_do_not_represent_the_whole_step_claim_less() -> None:
     """6 layers predict 34 ms. A saving of a tenth is a claim if the step took 34 ms, but not if it took 40 ms."""
     found = trial(6, stepped(6, 1e-3, 4e-3), stepped(6, 0.9e-3, 4e-3))
     assert [len(tried(step_s, found)) for step_s in (34e-3, 40e-3)] == [1, 0]
+    assert found.half_width_at(40e-3, 0.0) == pytest.approx(1 - 34 / 40, rel=0.05)
+    assert found.half_width_at(40e-3, 6.1e-3) == pytest.approx(found.half_width), "known to 6.1 ms, and 6 apart"
 
 
 def test_a_trial_of_the_whole_model_has_its_own_times() -> None:
