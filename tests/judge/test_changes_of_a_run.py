@@ -260,6 +260,14 @@ def test_layers_that_do_not_represent_the_whole_step_claim_less() -> None:
     assert found.half_width_at(40e-3, 6.1e-3) == pytest.approx(found.half_width), "known to 6.1 ms, and 6 apart"
 
 
+def test_float32_is_promised_where_16_bits_are_emulated() -> None:
+    """8.6 GFLOP take 330 ms at 26 GFLOP/s, and at least 26.7 ms at 322."""
+    emulated = replace(CPU, compute_flops_per_s=26e9, float32_flops_per_s=322e9)
+    prefill = cell(OperatorWork("linears", "mlp", 1, "bfloat16", 8.6e9, 270_000_000, 0, 0), phase="prefill", compute_s=0.33)
+    assert named(prefill, emulated)["float32"].saves_s == pytest.approx(0.33 - 8.6 / 322, rel=1e-3)
+    assert "float32" not in named(prefill, CPU)
+
+
 def test_a_trial_of_the_whole_model_has_its_own_times() -> None:
     """A call of `generate` took 34 ms a step, and 31 with the change, where the run's own step takes 28."""
     found = trial(30, stepped(30, 1e-3, 4e-3), stepped(30, 0.9e-3, 4e-3))
