@@ -1,7 +1,5 @@
 """How long and how often each part of a run is measured: one value, which tests make small."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

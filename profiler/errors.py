@@ -1,7 +1,5 @@
 """Errors that a user can act on, each with a one-line message and an exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import re

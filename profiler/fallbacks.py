@@ -1,7 +1,5 @@
 """Slower code that a library falls back to, read from its own warnings, with the package that is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

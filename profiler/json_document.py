@@ -1,7 +1,5 @@
 """JSON documents: a frozen dataclass per command, whose fields are the keys (schemas: docs/reference/schemas)."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields, is_dataclass

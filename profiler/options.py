@@ -1,7 +1,5 @@
 """Options of commands: fields of frozen dataclasses, each with its help; the command line is made from them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, field

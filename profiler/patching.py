@@ -1,7 +1,5 @@
 """Replace attributes of other objects and global switches, and restore them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -8,8 +8,6 @@ Kernels are matmuls, element-wise kernels and attention, with their FLOPs, bytes
 Nothing here measures, downloads or needs a GPU. `profiler.profile` measures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

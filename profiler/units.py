@@ -1,7 +1,5 @@
 """Numbers and texts in readable form; all other code uses seconds, bytes and FLOPs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

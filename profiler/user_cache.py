@@ -1,7 +1,5 @@
 """Content-addressed files in the user's cache directory; failures to write are ignored."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Checks of a device by a little work on it. Each gives one line, and leaves the device's state as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import util
 

@@ -1,7 +1,5 @@
 """Checks of an installation that need no device: driver, torch build, packages, compiler. Each gives one line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The command line. Nothing heavy is imported before a command runs."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """The commands compare, gate and place."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 

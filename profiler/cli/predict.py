@@ -1,7 +1,5 @@
 """The commands that predict: count, forecast, rent and explore."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar

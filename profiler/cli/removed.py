@@ -1,7 +1,5 @@
 """Commands and options of earlier versions, each with what to use instead."""
 
-from __future__ import annotations
-
 _LEFT = {
     "selftest": "run `python tests/gpu/acceptance.py` of the repository",
     "run --cold": "`run` and `why` report first calls",

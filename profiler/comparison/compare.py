@@ -1,7 +1,5 @@
 """Compare two runs cell by cell: the change, its interval, and the term that moved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

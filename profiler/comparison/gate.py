@@ -1,7 +1,5 @@
 """The verdict of a gate over all cells of a comparison: pass, slower, or inconclusive with the time that it lacks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

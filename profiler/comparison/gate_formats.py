@@ -1,7 +1,5 @@
 """A gate as a line for CI, on the terminal, as JUnit and as GitHub annotations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """One side of a comparison: a run or another tool's file, its settings and its timed cells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """The sentences and the table of a comparison."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

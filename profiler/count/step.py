@@ -1,7 +1,5 @@
 """A counted step as text, tables, CSV and a JSON document."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """FLOPs and bytes of attention in one layer; `caches` and `kernels` have what its execution adds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

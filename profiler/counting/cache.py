@@ -1,7 +1,5 @@
 """Counts of any model: the bundled file, else the user cache, else a walk on the meta device."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Tokens are those of one sequence, bytes those of one element per token. Both may be arrays, with one per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Ask torch which attention kernel it chooses for given shapes and dtypes, and transformers how it calls it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

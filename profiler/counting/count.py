@@ -1,7 +1,5 @@
 """Count the FLOPs, bytes and memory of one step on the meta device, without weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

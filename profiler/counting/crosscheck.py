@@ -1,7 +1,5 @@
 """Cross-check executed FLOPs with torch's FlopCounterMode, which runs the model on meta tensors."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The roofline floor, max(F/P, B/W), of operators and steps, on other GPUs too, and what verifying drafts can gain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast

@@ -1,7 +1,5 @@
 """Count a grid without measuring: FLOPs, bytes and memory of every cell, and its floor on each GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

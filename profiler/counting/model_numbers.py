@@ -1,7 +1,5 @@
 """The numbers that people compute by hand: a model's architecture, its KV cache, and where its bottleneck changes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Classify modules by their class, parameters and config, and count the towers that read pictures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The pairs of a query and a key in attention, and the cached tokens that it reads again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts of the presets in a bundled file, so that `rent`, `place` and `explore` do not import torch."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

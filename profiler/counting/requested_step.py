@@ -1,7 +1,5 @@
 """The step that a request names; no torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from profiler.counting.floor import verifying

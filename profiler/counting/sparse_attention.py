@@ -1,7 +1,5 @@
 """FLOPs and bytes of attention to chosen or compressed keys: DeepSeek's indexers and compressors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A counted model with its weights in the bits in which others store them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from profiler.counting.floor import DENSE_BYTES, bytes_per_weight

@@ -1,7 +1,5 @@
 """Count one rank's share of a model under tensor parallelism, by transformers' plan."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Walk a module tree, loaded or on the meta device, and return its operators."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """CPU contention: how many cores other processes kept busy, and which processes those are."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

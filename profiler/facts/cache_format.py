@@ -1,7 +1,5 @@
 """Formats of a quantised KV cache: what transformers' QuantizedCache stores and converts, one entry per backend."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

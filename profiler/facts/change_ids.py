@@ -1,7 +1,5 @@
 """The kinds of changes that a user can make, and the names that runs recorded for them."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

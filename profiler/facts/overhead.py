@@ -1,7 +1,5 @@
 """Overhead: the host's time for a step, measured on the overhead model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The outcome of a repetition: the times of a cell, or the reason for having none."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

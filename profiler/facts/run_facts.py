@@ -1,7 +1,5 @@
 """The input of judging: a run's model, its device, and all its facts."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Readings of clocks, power, temperature and throttling, their summary, and other processes that kept cores busy."""
 
-from __future__ import annotations
-
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

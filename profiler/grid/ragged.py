@@ -1,7 +1,5 @@
 """Prompts of unequal lengths: their notation, and the batches that they form in their order."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The grammar of ranges (128; 64,256; 64..2048*2), the grid that a run's options describe, and default grids."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence

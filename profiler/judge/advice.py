@@ -1,7 +1,5 @@
 """Advice: changes whose lines were executed in this run and that save time, with all that they were seen to do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The answer of a run in sentences: the limits of prefill and decode, and the best changes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The third stage is `Measurement` (profiler/judge/regimes.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

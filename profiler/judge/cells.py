@@ -1,7 +1,5 @@
 """A judged cell as files have it: its row of cells.csv, and its evidence in run.json."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Changes: computed or tried changes, and the time that each saves on a cell."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """The time breakdown of a cell from the facts of its run, the range of its ceilings, and what the GPU's counters
 say."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

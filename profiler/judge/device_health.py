@@ -1,7 +1,5 @@
 """Compare several GPUs of one kind."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The difference of two times: the logarithm of their ratio, its interval, its verdict, and whether it is a claim."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

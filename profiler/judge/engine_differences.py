@@ -1,7 +1,5 @@
 """Savings of an engine over the run's first engine, and the overhead of `generate` over the profiler's loop."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass

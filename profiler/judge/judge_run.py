@@ -1,7 +1,5 @@
 """Judge a run from its facts: rows, evidence, doubling tests, engine differences and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

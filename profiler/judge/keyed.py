@@ -1,7 +1,5 @@
 """The columns with which files identify a cell and its phase."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

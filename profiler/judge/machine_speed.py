@@ -1,7 +1,5 @@
 """Disturbances of a run: cores that other processes kept busy, and swings of the machine's speed."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

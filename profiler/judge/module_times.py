@@ -1,7 +1,5 @@
 """Time of each operator group within a step, by module hooks, and its unexplained part."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batches of unequal prompts: the costs of padding, its mask, and waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

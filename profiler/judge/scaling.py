@@ -1,7 +1,5 @@
 """Doubling tests: measured slopes of time over size, next to those that bytes and FLOPs predict."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

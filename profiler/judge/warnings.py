@@ -1,7 +1,5 @@
 """Warnings about a judged run, each with its figure."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

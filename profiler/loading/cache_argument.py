@@ -1,7 +1,5 @@
 """Find the KV cache, which is called `cache` since 5.24, and the choice of logits in transformers' calls."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The changes that a user can make: how each is written, what it sets, where it works, and what it costs once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

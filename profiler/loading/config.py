@@ -1,7 +1,5 @@
 """Load a model's transformers config from a hub id, a folder, a GGUF file or a preset, and reject impossible sizes."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

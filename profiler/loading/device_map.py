@@ -1,7 +1,5 @@
 """Device maps: place the parts of a model over GPU, host memory and disk if they do not fit on one device."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable

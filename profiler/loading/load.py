@@ -1,7 +1,5 @@
 """Load a model onto its device."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """Build a model on the meta device: all modules and shapes, with quantised layers, but no data."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import warnings

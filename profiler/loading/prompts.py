@@ -1,7 +1,5 @@
 """The prompts of a run: real ones of a file in the tokens of the model's tokenizer, or random tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

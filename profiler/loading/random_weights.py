@@ -1,7 +1,5 @@
 """Build models with random weights, in the layout that their format has after loading."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

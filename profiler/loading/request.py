@@ -1,7 +1,5 @@
 """The request for a model (source, device, dtype, format, weights), and the loaded model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

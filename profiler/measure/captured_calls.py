@@ -1,7 +1,5 @@
 """Capture the calls that a model makes in a step, so that each can be repeated in isolation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial

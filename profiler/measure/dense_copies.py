@@ -1,7 +1,5 @@
 """Dense linears of random values in place of a model's packed ones."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Sequence

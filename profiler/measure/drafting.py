@@ -1,7 +1,5 @@
 """Greedy answers with and without drafts, in turn: transformers' assisted generation at batch 1."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Decode steps inside transformers' `generate` and in roofscope's own loop, in turn, part by part."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

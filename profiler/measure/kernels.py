@@ -1,7 +1,5 @@
 """Replays of a step's operators, each timed in isolation at the shapes of a cell."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Execute the line of a change as it is printed, and set everything back."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

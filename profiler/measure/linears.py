@@ -1,7 +1,5 @@
 """All linears of a decode step without the host, in every format that runs here: as CUDA graphs, or timed on a CPU."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Separate passes under module hooks: the time of each operator group within a step, and the experts that it uses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

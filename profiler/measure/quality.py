@@ -1,7 +1,5 @@
 """A sanity check of quantisation: next-token distributions of the quantised and the unquantised model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Run captured calls in isolation: with cold caches, without page faults, and each layer with its own weights."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial

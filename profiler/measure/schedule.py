@@ -1,7 +1,5 @@
 """The repetitions of a sweep until intervals are narrow or time is up: their order, their limits, and their cost."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

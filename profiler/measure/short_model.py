@@ -1,7 +1,5 @@
 """A model with fewer layers: how its layers repeat, and its configuration."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

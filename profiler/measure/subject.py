@@ -1,7 +1,5 @@
 """A loaded model on a machine: its execution paths, the work of each cell, its peak memory."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The sweep over the cells: each repetition warms a cell up, prefills it, and decodes with a mark per step."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """One step under torch.profiler: kernels, gaps between them, and a Chrome trace."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Trials in their order: which change comes next, whether there is time for it, both sides in turn, what fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

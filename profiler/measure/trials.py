@@ -1,7 +1,5 @@
 """Try changes: `generate` without and with the line of each, in turn, on the loaded model or on one of fewer layers."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A fit to a run's measured cells: its cross-validated error, and its intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Forecast results: predicted cells, and their cross-validated error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields

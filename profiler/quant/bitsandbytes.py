@@ -1,7 +1,5 @@
 """The formats of bitsandbytes: quantised linears, their bytes and rules, random weights, and the library's import."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import math

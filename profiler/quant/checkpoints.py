@@ -1,7 +1,5 @@
 """Quantised checkpoints: the format named by a config or a GGUF file, and the packed modules on the meta device."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,7 +1,5 @@
 """How the weights of a model are stored, random codes in their place, and the calls that convert between formats."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Formats in which others store weights, with their bits: they are counted, and none of them runs here."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

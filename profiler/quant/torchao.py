@@ -1,7 +1,5 @@
 """The formats of torchao: quantised linears, their bytes, random weights and dense copies."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, cast
 

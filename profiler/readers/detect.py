@@ -6,8 +6,6 @@ That table has batch_size, prompt_len, new_tokens and tokens_per_s. Optional are
 of cells.csv: cached tokens before a prefill, and at the middle step of a decode.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a kind of file is recognised, and what its records say: a format, and its figures by the keys of `keys.py`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ printed reports of vLLM, SGLang and TensorRT-LLM, and the lines of consoles, are
 (`readers/printed.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

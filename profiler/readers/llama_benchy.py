@@ -6,8 +6,6 @@ the two apart in a table that lacks such rows. Standard deviations divide by n. 
 prefill's time is that of all of them, by the total rate.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ Of llama-bench only JSON has each repetition (`samples_ns`). CSV and Markdown ha
 the sample, by n - 1; 0 for a single one), but not their number. A sweep (-t 1,2,4) writes one row per value.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Labels are those of vllm/benchmarks/serve.py and latency.py, of SGLang's bench_s
 tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain

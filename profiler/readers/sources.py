@@ -1,7 +1,5 @@
 """Find the tables, JSON objects and printed reports in the text of another tool's file, with any text around them."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import json

@@ -4,8 +4,6 @@ The prompts of a batch start together. So the time to the first token is that of
 sequences gives n x N tokens in TTFT + (N - 1) x TPOT, where N are the new tokens after each prompt.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

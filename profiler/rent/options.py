@@ -1,7 +1,5 @@
 """The options of `rent`: lengths, limits, the engine, the format of the weights, and own prices."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The offers of `rent` as sentences and a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from profiler.data.prices import OWN

@@ -1,7 +1,5 @@
 """The cells of a run: their table and regimes, on the roofline and by batch size."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What ran, and what changes the time: kernels, formats, caches, changes, engines, drafts, padding, experts, ranks."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterator, Set

@@ -1,7 +1,5 @@
 """The device: its measured ceilings, its health, how the model is stored on it; datasheets, links, several GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The glossary, whose terms data/glossary.csv has: each term in two lines, with a run's own figures."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Render sections, such as those of a run's report, as one self-contained HTML file that opens offline."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

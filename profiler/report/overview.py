@@ -1,7 +1,5 @@
 """What a report begins and ends with: figures, answer, warnings, method."""
 
-from __future__ import annotations
-
 import math
 
 from profiler.report.blocks import (

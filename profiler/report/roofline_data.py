@@ -1,7 +1,5 @@
 """Data of a roofline chart: ceilings, cells with their labels, and the operator groups of a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

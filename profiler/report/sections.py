@@ -1,7 +1,5 @@
 """The sections of a run's report, in their order. A further section is a function and a line in SECTIONS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from profiler.report import cells, changes, device, overview, time_breakdown

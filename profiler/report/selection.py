@@ -1,7 +1,5 @@
 """Choice of the cells that a table or a chart shows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The console of all commands, and the sections of a report on it."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import sys

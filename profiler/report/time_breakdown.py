@@ -1,7 +1,5 @@
 """Where the time goes: bars, terms, operators under the ceiling, modules, kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """run.json while a run is measured: before its first measurement, and at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime

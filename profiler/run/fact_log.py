@@ -1,7 +1,5 @@
 """The facts of a running job; each is on disk before it is used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Judge a run folder from its facts, right after the run or years later."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

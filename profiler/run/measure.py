@@ -1,7 +1,5 @@
 """The measuring passes of a run after its sweep: replays, trials, hooks, and passes for which an option asks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial

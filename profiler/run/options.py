@@ -1,7 +1,5 @@
 """The options of a run, defined once for the command line, `batch-test` and Python."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The main job: count, measure the ceilings, time the cells, try changes; then break the times down, and report."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Iterator, Sequence

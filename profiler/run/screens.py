@@ -1,7 +1,5 @@
 """The text of commands that compare their own measurements: precisions with the first, batch sizes with the doubled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Load the model, measure what all cells depend on (ceilings, overhead, links), and choose the grid."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The time of a run: the seconds that each part may take, the stages with their listener, and parts that failed."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """Warnings before the first figure, each with what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from profiler.counting.operators import Linear

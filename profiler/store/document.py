@@ -1,7 +1,5 @@
 """run.json: a run's facts other than samples, and the verdicts derived from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

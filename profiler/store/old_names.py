@@ -1,7 +1,5 @@
 """Names that run folders had before 0.5.0."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from profiler.units import each_text, visible

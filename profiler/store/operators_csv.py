@@ -1,7 +1,5 @@
 """operators.csv: every operator of every cell, with its work, its ceiling and its replayed time."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence

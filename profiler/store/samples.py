@@ -1,7 +1,5 @@
 """samples.jsonl: every measured fact, one JSON object per line."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Write a run folder: append and fsync samples, replace whole files at once."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import fcntl

@@ -1,7 +1,5 @@
 """Changes to padding, and changes that concern several calls: batches, a cache for a loop, reads on the host."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The changes that are tried on a script's calls, and when each of them applies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Findings without a trial: weights on several devices, cuDNN's plans for KV lengths, loads that convert weights."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The least time of a script's calls on this machine: the counted work of their steps under its measured ceilings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

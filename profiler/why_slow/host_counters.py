@@ -1,7 +1,5 @@
 """Counters of a script: values that the host reads from the device, compilations and graph breaks."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter, defaultdict

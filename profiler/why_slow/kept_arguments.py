@@ -1,7 +1,5 @@
 """The arguments of calls that are kept for trials, and how much memory they may take."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Changes to the kernels of a step and their overhead: a static cache, the compiled step, a CUDA graph."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What was recorded of a script: calls and loads of models, and work on texts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Sample which lines of the script run while no model's call does: the main thread, about 50 times a second."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Patch transformers so that a recorder sees its calls, before or after the script imports it."""
 
-from __future__ import annotations
-
 import concurrent.futures.thread
 import contextlib
 import functools

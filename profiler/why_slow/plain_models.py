@@ -1,7 +1,5 @@
 """Language models in plain PyTorch: how they are recognised, and the work that they count."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

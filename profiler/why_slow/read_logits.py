@@ -1,7 +1,5 @@
 """Which positions of a forward's logits a script reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Record the calls of a script's models, without synchronising and without keeping models alive."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import weakref

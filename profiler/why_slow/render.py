@@ -1,7 +1,5 @@
 """The answer of `why` as sentences, as tables, as JSON and as an HTML page."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run a script as the interpreter does: with its arguments, streams, `__main__` and exit code."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Try changes on a script's own calls, in interleaved pairs."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Changes to weights: their dtype, their format, their place, adapters that are not merged, a frozen LM head."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The command line: fast and whole help, one clear line for each mistake, the same figures in formats of `count`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

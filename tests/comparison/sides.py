@@ -1,7 +1,5 @@
 """Sides of a comparison, made by hand: times, time breakdowns and drift probes whose truth is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

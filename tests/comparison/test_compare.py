@@ -3,8 +3,6 @@
 Of different grids the common cells are compared, and a command measures the others.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

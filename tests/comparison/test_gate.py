@@ -1,7 +1,5 @@
 """A gate: what passes, what fails, what is inconclusive, and the time that would decide it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The gate's error rates, over pairs resampled from real runs with planted slowdowns."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 also builds every image-text type on meta, as `count` does.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Counts of the presets as JSON. `python tests/counting/counted.py` writes the bundled file again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 `python tests/counting/scoreboard.py` measures all types and writes the committed table again.
 """
 
-from __future__ import annotations
-
 import csv
 import signal
 import warnings

@@ -6,8 +6,6 @@ torch's fake process group (torch.testing) replaces the other ranks. It cuts DTe
 group of that size, and sends nothing.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

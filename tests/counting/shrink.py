@@ -1,7 +1,5 @@
 """Small configs of every causal-LM type for the second counter: a generic rule, and a few special cases."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

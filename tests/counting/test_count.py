@@ -1,7 +1,5 @@
 """What count prints, a cross-check of models of full size, and one rank's share compared with arithmetic."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

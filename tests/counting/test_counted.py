@@ -1,7 +1,5 @@
 """The bundled counts of the presets are equal to a walk, which is cached and repeated if what it depends on changes."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stored bytes: planned on meta they are those of the loaded model, also in files that other libraries wrote."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory that steps take, by arithmetic and by torch's allocator; all commands agree on what fits."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a sequence keeps and reads: states, windows, shared and chosen keys, a common prefix, quantised caches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Counts of the walk match the execution in transformers and torch, by hand and by torch's counter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

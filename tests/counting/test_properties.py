@@ -1,7 +1,5 @@
 """Work by hand: published models, kernels of the theory, grids, drafts and padding; and properties of any step."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

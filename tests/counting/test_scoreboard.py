@@ -1,7 +1,5 @@
 """No type of the scoreboards gets worse: FLOPs are those of torch's counter, and the cache is that of a real one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

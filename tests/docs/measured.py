@@ -1,7 +1,5 @@
 """The tables of docs/reference/measured.md: committed runs, and what others published, as shares of the ceiling."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The pages under docs/reference, rendered from the code: `python -m tests.docs.reference` writes them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """JSON Schemas of all JSON documents, from their types: `python -m tests.docs.reference` writes them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -3,8 +3,6 @@
 In the repository they are relative paths. The site has a copy of each linked picture, and shows other files' paths.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

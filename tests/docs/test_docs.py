@@ -1,7 +1,5 @@
 """The manual: its reference follows from the code, its commands run, its links have targets."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

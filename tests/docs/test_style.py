@@ -4,8 +4,6 @@ The glossary answers to the words of default screens, of the field, and of earli
 The help texts and the glossary are on generated pages of docs/reference.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

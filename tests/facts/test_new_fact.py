@@ -1,7 +1,5 @@
 """A new fact is one class: it is stored, read, and found among the others; facts that left are passed over."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

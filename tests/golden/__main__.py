@@ -1,7 +1,5 @@
 """Write every screen again, and the one that README shows in two parts; review the diff before you commit it."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Made-up figures for the screens of commands that measure; the words come from the commands."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The commands whose screens are kept, and how they are printed."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Screens are as last reviewed. For an intended change, run `python -m tests.golden` and review the diff."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import re

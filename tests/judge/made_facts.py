@@ -1,7 +1,5 @@
 """Facts of one cell, from operators with known figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

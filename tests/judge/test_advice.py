@@ -3,8 +3,6 @@
 Advice is a line that was executed, with what it does to step, prefill and tokens; the rest is not tried.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from dataclasses import replace

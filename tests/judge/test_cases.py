@@ -3,8 +3,6 @@
 A row has times in milliseconds at the ceilings, the label and its reason.
 """
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

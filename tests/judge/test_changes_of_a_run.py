@@ -3,8 +3,6 @@
 Trials on a few layers predict the step of the whole model, and give a change.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -263,7 +261,9 @@ def test_layers_that_do_not_represent_the_whole_step_claim_less() -> None:
 def test_float32_is_promised_where_16_bits_are_emulated() -> None:
     """8.6 GFLOP take 330 ms at 26 GFLOP/s, and at least 26.7 ms at 322."""
     emulated = replace(CPU, compute_flops_per_s=26e9, float32_flops_per_s=322e9)
-    prefill = cell(OperatorWork("linears", "mlp", 1, "bfloat16", 8.6e9, 270_000_000, 0, 0), phase="prefill", compute_s=0.33)
+    prefill = cell(
+        OperatorWork("linears", "mlp", 1, "bfloat16", 8.6e9, 270_000_000, 0, 0), phase="prefill", compute_s=0.33
+    )
     assert named(prefill, emulated)["float32"].saves_s == pytest.approx(0.33 - 8.6 / 322, rel=1e-3)
     assert "float32" not in named(prefill, CPU)
 

@@ -1,7 +1,5 @@
 """The committed runs are those that today's rules give: a changed rule changes them in the same commit."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

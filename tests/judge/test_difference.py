@@ -1,7 +1,5 @@
 """One notion of a difference wherever two runs are compared, and which of several GPUs of one kind is slow."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A run's own matmuls may beat a compute ceiling. Cells without a number are named.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A machine whose speed swings: the swing that the probe measures next to each repetition is divided out."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Doubling tests from first principles: known regimes, a KV-dominated decode, and the knee of Llama-2-7B."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Overhead and joules per token follow from their samples, on quiet and on disturbed machines.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import random

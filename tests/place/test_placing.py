@@ -1,7 +1,5 @@
 """Another tool's figures compared with ceilings, checked against figures from outside."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

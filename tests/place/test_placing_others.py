@@ -1,7 +1,5 @@
 """Steps, caches and devices in other tools' files, checked against arithmetic and the tools' sources."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Published figures, the ranges fitted without their source, and the spread over simulated sources."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

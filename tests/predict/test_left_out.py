@@ -1,7 +1,5 @@
 """The cells of a default grid forecast the others of a committed run, and are compared with later repetitions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

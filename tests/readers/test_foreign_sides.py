@@ -1,7 +1,5 @@
 """Another tool's file as one side of a comparison: how its figures are distinguished, and their intervals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What people paste: tables and screens of tools, with text around them, cut, or with Windows' line ends."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other tools' files are detected by their content, read exactly, and refused in one line if they are broken."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs to report on: the runs in the repository, and edited copies of them; and a parsed HTML page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path

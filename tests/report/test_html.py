@@ -1,7 +1,5 @@
 """report.html of a run, which fetches nothing, also in a real browser; and pages that compare several runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A run in sentences: a reason of all cells is reported once, and a term has the run's own figures."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

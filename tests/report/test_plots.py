@@ -1,7 +1,5 @@
 """Every picture of a run: drawn from the folder only, not blank, not cut off."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Lines and points of a roofline: the run's own ceilings where they apply, its operators and its matmuls."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

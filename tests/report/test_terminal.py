@@ -1,7 +1,5 @@
 """The first screen: the answer, the table, a bar per cell, to scale; and tables of devices next to datasheets."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -5,8 +5,6 @@ the true time of every cell is 1. Coverage must be at least 90 % for every kind 
 includes a single cell, a cell among others, and a sweep that decides when to stop.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

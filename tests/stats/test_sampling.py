@@ -1,7 +1,5 @@
 """Medians, intervals and grades, compared with statistical theory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sweep with a fake engine: order, budget, out of memory; with a real model, compared with a plain loop."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

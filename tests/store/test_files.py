@@ -1,7 +1,5 @@
 """No cell is lost or written twice; every file, old or broken, is read or refused, and each is replaced whole."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

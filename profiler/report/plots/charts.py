@@ -1,7 +1,5 @@
 """Charts of a run's cells: tokens/s and step times, doubling, memory, regimes, the time breakdown, waterfalls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

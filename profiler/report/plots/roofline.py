@@ -1,7 +1,5 @@
 """Rooflines: achieved FLOP/s over arithmetic intensity, of a run, and of a step's operators."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Style shared by all charts: Okabe and Ito's colour-blind safe colours, fonts, axes and titles."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
