@@ -44,7 +44,9 @@ class StepColumns:
     floor_s: Sequence[int]
     """For each GPU; without a value where the step does not fit."""
     limits: Sequence[str]
-    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` for no fit."""
+    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` for no fit.
+
+    `p` and `q` are `m` and `c` of a step that fits only if its prompts are prefilled in chunks, as servers do."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,10 @@ def _format(grid: GridCount, columns: _Columns) -> FormatColumns:
         grid.quant,
         grid.weight_bytes,
         columns.place(grid.cache_bytes[~prefill], every),
-        [columns.place(np.broadcast_to(gpu.need.peak_bytes, len(grid))[~prefill], every) for gpu in grid.gpus],
+        [
+            columns.place(np.where(gpu.in_chunks, gpu.served_bytes, gpu.need.peak_bytes)[~prefill], every)
+            for gpu in grid.gpus
+        ],
         _step(grid, prefill, columns),
         _step(grid, ~prefill, columns),
     )
@@ -132,15 +137,17 @@ def _format(grid: GridCount, columns: _Columns) -> FormatColumns:
 
 def _step(grid: GridCount, phase: NDArray[np.bool_], columns: _Columns) -> StepColumns:
     """The columns of one phase. FLOPs of a step that fits none of these GPUs may exceed 64 bits, and are left out."""
-    fits = np.any([gpu.fits[phase] for gpu in grid.gpus], axis=0)
+    runs = np.any([gpu.runs[phase] for gpu in grid.gpus], axis=0)
     return StepColumns(
-        columns.place(grid.model_flops[phase], fits),
-        columns.place(grid.model_bytes[phase], fits),
-        [columns.place(gpu.floor_s[phase], gpu.fits[phase]) for gpu in grid.gpus],
+        columns.place(grid.model_flops[phase], runs),
+        columns.place(grid.model_bytes[phase], runs),
+        [columns.place(gpu.floor_s[phase], gpu.runs[phase]) for gpu in grid.gpus],
         ["".join(_letters(gpu, phase)) for gpu in grid.gpus],
     )
 
 
 def _letters(gpu: GpuFloors, phase: NDArray[np.bool_]) -> Iterable[str]:
-    for bound, fits, tight in zip(gpu.bound[phase], gpu.fits[phase], gpu.tight[phase], strict=True):
-        yield "-" if not fits else bound[0].upper() if tight else bound[0]
+    points = (column[phase] for column in (gpu.bound, gpu.fits, gpu.tight, gpu.in_chunks))
+    for bound, fits, tight, in_chunks in zip(*points, strict=True):
+        letter = {"memory": "p", "compute": "q"}[bound] if in_chunks else bound[0] if fits else "-"
+        yield letter.upper() if tight else letter

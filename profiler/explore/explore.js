@@ -24,13 +24,21 @@ function figuresAt(data, format, gpu, batch, context) {
   return { prefill, decode, weight_bytes: chosen.weight_bytes, cache_bytes: value(chosen.cache_bytes), needs_bytes: value(chosen.needs_bytes[gpu]) };
 }
 
+/** The formats of weights in which a decode step fits. */
+function fittingFormats(data, gpu, batch, context) {
+  const fitting = data.formats.filter(format => format.decode.limits[gpu][batch * data.contexts.length + context] !== "-");
+  return fitting.map(format => format.quant === "none" ? data.dtype : format.quant);
+}
+
 /** The largest batch of the grid whose decode step fits, in whatever pieces free memory is; 0 if none does. */
 function largestBatch(data, format, gpu, context) {
   const limits = data.formats[format].decode.limits[gpu], width = data.contexts.length;
   return data.batches.findLast((_, batch) => "mc".includes(limits[batch * width + context])) ?? 0;
 }
 
-const LIMITS = { m: "memory", c: "compute", M: "memory, close", C: "compute, close", "-": "does not fit" };
+const LIMITS = {
+  m: "memory", c: "compute", M: "memory, close", C: "compute, close", p: "memory, in chunks", q: "compute, in chunks", "-": "does not fit",
+};
 const plain = value => value >= 100 ? Math.round(value).toString() : value.toPrecision(3);
 function scaled(value, unit) {
   if (value === null) return "-";
@@ -122,7 +130,9 @@ if (typeof document !== "undefined") {
     }));
     fill("#memory tbody", [
       ["weights", scaled(shown.weight_bytes, "B")], ["KV cache after the decode step", scaled(shown.cache_bytes, "B")],
-      ["all tensors of the decode step", scaled(shown.needs_bytes, "B")], [`free memory of ${gpu.name}`, scaled(gpu.room_bytes, "B")],
+      ["all tensors of the decode step", scaled(shown.needs_bytes, "B")],
+      ["the same with an 8-bit KV cache", scaled(shown.needs_bytes - shown.cache_bytes * (data.dtype === "float32" ? 0.75 : 0.5), "B")], [`free memory of ${gpu.name}`, scaled(gpu.room_bytes, "B")],
+      ["weights with which this batch fits", fittingFormats(data, now.gpu, now.batch, now.context).join(", ") || "none"],
       ["largest batch of this page that fits", largestBatch(data, now.format, now.gpu, now.context) || "none"],
     ]);
     fill("#gpus tbody", data.gpus.map((card, place) => {

@@ -18,7 +18,7 @@ from py_mini_racer import MiniRacer
 import profiler.explore
 from profiler.counting.cache import counted_model
 from profiler.counting.floor import GpuRow, floor_on
-from profiler.counting.memory_need import memory_need, path_on
+from profiler.counting.memory_need import memory_need, need_in_chunks, path_on
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import as_value
 from profiler.counting.preset_counts import CountedModel
@@ -32,7 +32,8 @@ from profiler.loading.source import preset_names, resolve
 
 POINTS = 50
 LIMITS = {
-    "m": ("memory", False), "M": ("memory", True), "c": ("compute", False), "C": ("compute", True), "-": (None, False)
+    "m": ("memory", False), "M": ("memory", True), "c": ("compute", False), "C": ("compute", True), "-": (None, False),
+    "p": ("memory", False), "q": ("compute", False),
 }  # fmt: skip
 """The ceiling that bounds a step, and whether it is tight, by the page's letter."""
 SCRIPT = Path(profiler.explore.__file__).with_name("explore.js").read_text(encoding="utf-8")
@@ -82,7 +83,11 @@ def counted_step(counted: CountedModel, gpu: str, phase: Phase, batch: int, toke
     there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
     need = memory_need(counted.work, counted.weight_bytes, first, int(phase == "decode"), there)
     operators = [as_value(operator, operator.name, operator.work(step, path)) for operator in counted.work.operators]
-    row = floor_on(sheet, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
+    needs_bytes, safe_bytes = float(need.peak_bytes), float(need.safe_bytes)
+    if phase == "decode" and needs_bytes > sheet.room_bytes:  # in chunks, as servers do
+        served_bytes = float(need_in_chunks(counted.work, counted.weight_bytes, batch, tokens).safe_bytes)
+        needs_bytes, safe_bytes = (served_bytes, 0.0) if served_bytes <= sheet.room_bytes else (needs_bytes, safe_bytes)
+    row = floor_on(sheet, operators, counted.dtype, needs_bytes, safe_bytes)
     return row, counted.work.work(step, path)
 
 
@@ -120,6 +125,17 @@ def test_the_largest_batch_is_the_last_that_fits(document: ExploreDocument) -> N
     [numbers] = model_numbers(counted_model(resolve("mistral-7b-v0.1")), 512, (ceilings_called("H100 SXM"),)).gpus
     following = document.batches[document.batches.index(largest) + 1]
     assert largest <= numbers.largest_batch < following
+
+
+def test_weights_that_fit_are_named() -> None:
+    """A token of Qwen3-8B has 147,456 bytes of cache: 19.3 GB at 131,072, which fit into an RTX 5090 with 4 bits."""
+    page = Page(document := explore_document("qwen3-8b", ["RTX 5090"]))
+    contexts = [document.contexts.index(tokens) for tokens in (32_768, 131_072, 262_144)]
+    fitting = [page.ask(f"fittingFormats(data, 0, 0, {context})") for context in contexts]
+    assert {"nf4", "int4wo"} <= set(fitting[1]) < set(fitting[0])
+    assert document.dtype in fitting[0]
+    assert document.dtype not in fitting[1]
+    assert fitting[2] == []
 
 
 def test_it_opens_offline(document: ExploreDocument) -> None:
