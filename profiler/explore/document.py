@@ -56,7 +56,7 @@ class FormatColumns:
     cache_bytes: int
     """KV cache after the decode step: a place in `columns`, as the following."""
     needs_bytes: Sequence[int]
-    """For each GPU: all tensors of the decode step at their peak."""
+    """For each GPU: all tensors of the decode step at their peak, or the least in chunks if that does not fit."""
     prefill: StepColumns
     decode: StepColumns
 
@@ -127,7 +127,7 @@ def _format(grid: GridCount, columns: _Columns) -> FormatColumns:
         grid.weight_bytes,
         columns.place(grid.cache_bytes[~prefill], every),
         [
-            columns.place(np.where(gpu.in_chunks, gpu.served_bytes, gpu.need.peak_bytes)[~prefill], every)
+            columns.place(np.where(gpu.fits, gpu.need.peak_bytes, gpu.served_bytes)[~prefill], every)
             for gpu in grid.gpus
         ],
         _step(grid, prefill, columns),

@@ -85,8 +85,8 @@ def counted_step(counted: CountedModel, gpu: str, phase: Phase, batch: int, toke
     operators = [as_value(operator, operator.name, operator.work(step, path)) for operator in counted.work.operators]
     needs_bytes, safe_bytes = float(need.peak_bytes), float(need.safe_bytes)
     if phase == "decode" and needs_bytes > sheet.room_bytes:  # in chunks, as servers do
-        served_bytes = float(need_in_chunks(counted.work, counted.weight_bytes, batch, tokens).safe_bytes)
-        needs_bytes, safe_bytes = (served_bytes, 0.0) if served_bytes <= sheet.room_bytes else (needs_bytes, safe_bytes)
+        needs_bytes = float(need_in_chunks(counted.work, counted.weight_bytes, batch, tokens).safe_bytes)
+        safe_bytes = 0.0
     row = floor_on(sheet, operators, counted.dtype, needs_bytes, safe_bytes)
     return row, counted.work.work(step, path)
 
