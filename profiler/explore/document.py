@@ -46,7 +46,8 @@ class StepColumns:
     limits: Sequence[str]
     """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` for no fit.
 
-    `p` and `q` are `m` and `c` of a step that fits only if its prompts are prefilled in chunks, as servers do."""
+    `p` and `q` are `m` and `c` of a step that fits only if its prompts are prefilled in chunks, as servers do.
+    """
 
 
 @dataclass(frozen=True)

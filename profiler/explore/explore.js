@@ -131,7 +131,8 @@ if (typeof document !== "undefined") {
     fill("#memory tbody", [
       ["weights", scaled(shown.weight_bytes, "B")], ["KV cache after the decode step", scaled(shown.cache_bytes, "B")],
       ["all tensors of the decode step", scaled(shown.needs_bytes, "B")],
-      ["the same with an 8-bit KV cache", scaled(shown.needs_bytes - shown.cache_bytes * (data.dtype === "float32" ? 0.75 : 0.5), "B")], [`free memory of ${gpu.name}`, scaled(gpu.room_bytes, "B")],
+      ["the same with an 8-bit KV cache", scaled(shown.needs_bytes - shown.cache_bytes * (data.dtype === "float32" ? 0.75 : 0.5), "B")],
+      [`free memory of ${gpu.name}`, scaled(gpu.room_bytes, "B")],
       ["weights with which this batch fits", fittingFormats(data, now.gpu, now.batch, now.context).join(", ") || "none"],
       ["largest batch of this page that fits at once", largestBatch(data, now.format, now.gpu, now.context) || "none"],
     ]);

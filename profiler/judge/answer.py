@@ -68,7 +68,7 @@ def answer_of(
         sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
     if busy or not cells:
         return Answer(tuple(sentences))
-    # The turns of a trial tell a difference also where the time itself is not well known.
+    # A trial takes turns, so it shows a difference even where the time itself is too noisy for a sentence.
     tried = [cell for cell in every if cell.tried]
     advised = advice_for([*_decodes(tried)[:1], *_prefills(tried)[-1:]], every)[:_MOST_ADVISED]
     changes = [

@@ -58,7 +58,7 @@ class Setting:
     sixteen_bit_flops_per_s: float | None = None
     """The highest measured 16-bit compute ceiling, for a float32 model; None for others, or if none was measured."""
     float32_flops_per_s: float | None = None
-    """The measured compute ceiling of float32, if it is above that of the model's 16-bit dtype; else None."""
+    """The measured compute ceiling of float32, if it is above those of the model's dtype and of 16 bits; else None."""
     sixteen_bit_dtype: str = "bfloat16"
     """BF16 or FP16, in which a change computes: the model's own, or that with the highest ceiling."""
     busy: bool = False
@@ -306,7 +306,7 @@ def _sixteen_bit_dtype(cell: Judged, setting: Setting) -> list[ChangeEffect]:
 def _float32(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """What float32 saves at most of a step whose 16-bit matmuls are emulated: it reads twice the weights."""
     ceiling = setting.float32_flops_per_s
-    if ceiling is None:
+    if ceiling is None or setting.weight_bits < _SIXTEEN_BITS:  # packed weights stay packed
         return []
     because = f"its matmuls reach {scaled(ceiling, 'FLOP/s')} here, with twice the bytes"
     return _computed(dtype_change("float32"), _saved_at_most_s(cell, setting, 2.0, ceiling), because)

@@ -160,7 +160,9 @@ def setting_of(facts: Facts) -> Setting:
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
         sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
-        float32_flops_per_s=wide.per_s if wide and wide.per_s > ceiling.per_s else None,
+        float32_flops_per_s=wide.per_s
+        if wide and wide.per_s > max(ceiling.per_s, *sixteen_bit.values(), 0.0)
+        else None,
         sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
         sustained_flops_per_s=sustained if device.kind == "cuda" and ceiling.measured else (),
     )

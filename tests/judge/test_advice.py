@@ -156,7 +156,7 @@ def test_a_line_says_what_step_and_prefill_become_and_from_where_on_it_pays() ->
 
 
 def test_a_change_is_advised_where_the_time_itself_is_not_well_known() -> None:
-    """The turns of its trial tell the difference, and no other cell calls its line untried."""
+    """Its trial took turns, which show the difference. No other cell calls its line untried."""
     swinging = cell("decode", 80e-3, result(80e-3, 42e-3), grade="unusable")
     found = answer(swinging, cell("decode", 90e-3, batch=4, changes=(replace(computed(70e-3), how=LINE),)))
     assert found.sentences[0].startswith("Decode at batch 4")

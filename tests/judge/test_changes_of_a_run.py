@@ -266,6 +266,7 @@ def test_float32_is_promised_where_16_bits_are_emulated() -> None:
     )
     assert named(prefill, emulated)["float32"].saves_s == pytest.approx(0.33 - 8.6 / 322, rel=1e-3)
     assert "float32" not in named(prefill, CPU)
+    assert "float32" not in named(prefill, replace(emulated, weight_bits=4.5)), "its weights stay packed"
 
 
 def test_a_trial_of_the_whole_model_has_its_own_times() -> None:
