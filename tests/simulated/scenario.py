@@ -111,8 +111,10 @@ def checked_cells(
 ) -> Iterator[tuple[oracle.Phase, dict[str, Any]]]:
     """Yield each cell's truth and its row, after checking the rules that hold for every scenario.
 
-    The loss of hidden small kernels is known only together with the unexplained rest. An L2 that serves a part of a
-    decode step, up to twice its size, has no ceiling of its own: such a step is left out.
+    The loss of hidden small kernels is known only together with the unexplained rest. An L2 that serves a part of the
+    weights, up to twice its size, has no ceiling of its own: such a step is left out, as is a prefill whose activations
+    may evict half an L2 of weights. An L2 of a third of what the small kernels of a layer move serves them better in a
+    replay without the large ones: the difference is unexplained.
     """
     ceilings = run.document.ceilings
     assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=CEILINGS)
@@ -121,15 +123,17 @@ def checked_cells(
     assert ceilings.launch["submit_s"] == pytest.approx(truth.launch_s, rel=REST)
     for phase, row in oracle.pairs(true_phases(scenario, truth, parent), run.cells):
         cell = f"{phase.engine} {phase.phase} {phase.batch_size} x {phase.prompt_len}"
-        if phase.phase == "decode" and 0.9 < row["model_bytes"] / truth.l2_bytes < 2:
+        if (0.5 if phase.phase == "prefill" else 0.9) < row["model_bytes"] / truth.l2_bytes < 2:
             continue
+        moved_bytes = phase.traffic_s * truth.bytes_per_s / scenario.layers
+        replayed_alone = phase.traffic_s > REST * phase.latency_s and moved_bytes < 3 * truth.l2_bytes
         for name, true in (("latency_s", phase.latency_s), ("peak_memory_bytes", phase.peak_bytes)):
             assert row[name] == pytest.approx(true, rel=REST), f"{cell}: {name} is {true}, reported {row[name]}"
         if phase.phase == "prefill":
             beside_s = row["ttft_s"] - row["latency_s"]
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
         terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "overhead_s")}
-        unknown_s = row["unexplained_s"] if phase.hides_small_kernels else 0.0
+        unknown_s = row["unexplained_s"] if phase.hides_small_kernels or replayed_alone else 0.0
         terms["beside_s"] = row["kernel_s"] + row["redundant_s"] + row["dequantise_s"] + unknown_s
         for name, told_s in terms.items():
             true_s = getattr(phase, {"overhead_s": "exposed_overhead_s"}.get(name, name))

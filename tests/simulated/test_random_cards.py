@@ -15,9 +15,10 @@ from .truth import GIB, Truth
 pytestmark = pytest.mark.slow
 
 _MODELS = {
-    "mistral-7b-v0.1": 4, "qwen3-8b": 3, "llama-3.1-8b": 3, "smollm2-135m": 6, "gemma-2-9b": 2, "phi-3-mini": 3,
-    "gpt2": 6, "mixtral-8x7b": 1, "deepseek-v2-lite": 2, "qwen3-30b-a3b": 1, "gpt-oss-20b": 2, "qwen2.5-0.5b": 4,
+    "mistral-7b-v0.1": 4, "qwen3-8b": 3, "llama-3.1-8b": 3, "smollm2-135m": 4, "gemma-2-9b": 2, "phi-3-mini": 3,
+    "gpt2": 12, "mixtral-8x7b": 1, "deepseek-v2-lite": 2, "qwen3-30b-a3b": 1, "gpt-oss-20b": 2, "qwen2.5-0.5b": 4,
 }  # fmt: skip
+"""The layers are as many as leave out the sizes that an L2 serves in part."""
 _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
 """torch's matmul by experts accepts no other dtype."""
 
@@ -43,8 +44,8 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
     )  # fmt: skip
     dtype = "float16" if capability < (8, 0) else choose.choice(dtypes)
     engine = choose.choice(["eager", "eager", "static", "graph", "compile"])
-    if model == "gpt-oss-20b" and engine in ("graph", "compile"):
-        engine = "static"  # no graph moves its window, and the host's time in uncaptured compiled code is not measured
+    if model == "gpt-oss-20b":  # the host moves the window of a static cache, which only a trace tells from its kernels
+        engine = "eager"
     prompts, batches = (sorted(choose.sample(sizes, 2)) for sizes in ([32, 128, 512, 1000], [1, 4, 16, 64]))
     return Scenario(model, layers, dtype, engine, prompts, batches), truth
 
