@@ -78,7 +78,7 @@ def _cell_notes(run: Run) -> list[str]:
     if larger := run.document.grid.larger:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
         why = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
-        notes.append(f"left out: prompts {prompts} x batches {batches}; {why}")
+        notes.append(f"a larger grid, prompts {prompts} x batches {batches}, {why}")
     if unreached := run.document.grid.unreached:
         notes.append(f"left out: {', '.join(cell.name for cell in unreached)} tokens; a larger --budget reaches them")
     if forecast := sum(result.status == "forecast" for result in run.results):

@@ -88,7 +88,7 @@ def test_the_seconds_of_a_stage_are_a_share_of_those_after_loading() -> None:
 def test_the_larger_grid_that_was_left_out_is_named_with_its_budget(budget_s: float | None, why: str) -> None:
     grid = replace(old_run().document.grid, larger=LargerGrid((128, 512), (1, 4, 16), budget_s))
     run = with_document(old_run(), grid=grid)
-    assert f"left out: prompts 128, 512 x batches 1, 4, 16; {why}" in lines_of([cells(run)])
+    assert f"a larger grid, prompts 128, 512 x batches 1, 4, 16, {why}" in lines_of([cells(run)])
 
 
 def test_cells_of_a_default_grid_that_the_budget_did_not_reach_are_named() -> None:
