@@ -62,6 +62,6 @@ def _table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
                 cell.regime.removesuffix("-bound") + (" (close)" if cell.tight else ""),
             ]
         rows.append((cell.name, *texts, " ".join(marks)))
-    table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
+    table = text_table(FORECAST_COLUMNS, rows, wrapped=("waits for", "basis"))
     close = [f"{CLOSE}."] if any(cell.tight for cell in cells) else []
     return table, [*close, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]
