@@ -172,7 +172,7 @@ def floor_under(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -
 
 def compute_bound_from_batch(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> int | None:
     """Return the smallest batch from which such a step is compute-bound (`compute_bound_from`), or None."""
-    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), ceilings, dtype))
+    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=float(batch)), ceilings, dtype))
 
 
 def _architecture(work: ModelWork) -> Architecture:

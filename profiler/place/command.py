@@ -40,7 +40,7 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
-_FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
+_FP8_OF_SERVERS = StoredFormat("fp8", 8, "linears", "float8_e4m3fn")
 _NO_LAYER = "no layer on the GPU (backend CPU, n_gpu_layers 0 or devices none)"
 # What tells no two GPUs apart, and what Apple's driver and blogs leave out.
 _NO_NAME = re.compile(r"\b(?:nvidia|geforce|amd|radeon|apple|intel|tesla|\d+ ?x)\b\s*|\s*\([^()]*\)")
@@ -243,13 +243,12 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
 def _counted(source: ModelSource, quant: str, form: str) -> tuple[CountedModel, str]:
     """(the counts of the model, its format): that of the request, else of the checkpoint, else as the file names it.
 
-    Servers pack experts in FP8 as well, which torchao leaves dense.
+    Servers multiply FP8 weights in FP8, and pack experts as well, which torchao leaves dense.
     """
     counted = counted_model(source, quant=quant, rented=True)
     if form and quant == "none" and not counted.published:
         counted, quant = counted_model(source, quant=form, rented=True), form
-    is_packed = quant == "fp8" and counted.work.of_kind(Experts)
-    return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
+    return in_bits(counted, _FP8_OF_SERVERS) if quant == "fp8" else counted, quant
 
 
 def _tokens(figure: Figure) -> int:
@@ -355,10 +354,10 @@ def _doubts(
             what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
-        more = "several GPUs (--tp N)"
+        more = "more GPUs (--tp N)"
         if file.in_turn:
             least = math.ceil(setup.needed_bytes(largest) / _FULLEST / free_bytes * setup.stages)
-            more = f"at least {least} GPUs that hold layers in turn, each with the ceilings of one"
+            more = f"at least {least} GPUs that hold layers in turn (the ceilings stay those of one)"
         yield (
             f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from {more},"
             f" another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in doubt, or not"

@@ -29,7 +29,7 @@ _NO_PHASE = "no phase named: read as decode steps only"
 
 
 def _csv_figure(row: Record) -> Figure:
-    phase, new, context = str(row.get("phase") or ""), whole_at(row, "new_tokens"), whole_at(row, "context_len", 0)
+    phase, new, context = str(row.get("phase") or ""), whole_at(row, "new_tokens", 0), whole_at(row, "context_len", 0)
     covers = _COVERS.get(phase or ("decode" if new else "prefill"))
     if covers is None:
         raise RequestError(f"{phase[:40]!r} is not a phase; use prefill, decode or generate.")
@@ -49,7 +49,7 @@ def _csv_figure(row: Record) -> Figure:
         context = max(0, context - (prompt or 0) - (new or 0) // 2)
     time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
     bits, notes = number_at(row, "bits_per_weight"), () if phase or not new else (_NO_PHASE,)
-    shape, held = Shape(batch, prompt or None, context, new), Held(bits and bits / 8)
+    shape, held = Shape(batch, prompt or None, context, new or None), Held(bits and bits / 8)
     return Figure(covers, shape, time_s, Tokens(named, per_step), held, notes=notes)
 
 
@@ -86,8 +86,9 @@ _REFUSED = (
 
 # Settings of commands in the first MB of a text; `python -m` and `mlx_lm.generate -m 512` are of something else.
 _IN_COMMANDS = {
-    "model's name": r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve"
-    r"|lms (?:chat|load))[ =]+['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
+    "model's name": r"(?:(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|vllm serve"
+    r"|ollama run(?: +--[\w=-]+)*|lms (?:chat|load))[ =]+|\bmodel=|(?:\A|\n)NAME +ID +SIZE[^\n]*\n)"
+    r"['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
     "quantization": r"\s--quantization[ =]+(\w\S*)",
     "split_mode": r"\s(?:-sm|--split-mode)[ =]+(row|tensor|graph)",
     "gpus": r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)",
@@ -114,10 +115,7 @@ def read_foreign(path: Path) -> ForeignFile:
             return replace(file, name=str(path), gpus=file.gpus or gpus)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
-            raise RequestError(
-                f"{path} is {what}, which does not say the whole shape of its figures; use {option}, or a CSV with"
-                f" {CSV_COLUMNS}."
-            )
+            raise RequestError(f"{path} is {what}, which is not read; use {option}, or a CSV with {CSV_COLUMNS}.")
     has = f" (it has {escaped(first)[:120]})" if first else ""
     known = ", ".join(dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE))
     raise RequestError(f"{path} is not a known result file{has}; use one of {known} or a CSV with {CSV_COLUMNS}.")

@@ -133,7 +133,7 @@ _CONSOLES = (
     ),
 )
 _ABOVE = (
-    *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}"),
+    *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}", " --gpu-layers {n_gpu_layers}"),
     *("offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU"),
 )
 # Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
@@ -170,6 +170,8 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
     if _EXPERTS_ON_HOST.search(text):
         above["on_host"] = "experts"
+    if re.search(r"\b100% CPU\b", text):  # by `ollama ps`
+        above["n_gpu_layers"] = "0"
     gpus = used_of(gpus_in(text))
     above |= {"machine.name": ", ".join(dict.fromkeys(name.removesuffix(" uma: 1") for name in gpus))}
     above |= {"stages": str(len(gpus) or "")}
