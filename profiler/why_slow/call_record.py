@@ -7,22 +7,22 @@ import functools
 import sys
 import sysconfig
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from profiler.device.clock import Clock
 from profiler.device.contention import own_s
-from profiler.why_slow.observations import CallKind, CallSettings
+from profiler.why_slow.observations import CallSettings
 from profiler.why_slow.plain_models import SeenAttention
+from profiler.why_slow.watched_calls import Watched
 
 if TYPE_CHECKING:
     from profiler.why_slow.read_logits import LogitsRead
     from profiler.why_slow.torch_context import TorchContext
-    from profiler.why_slow.watched_calls import Watched
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -73,10 +73,6 @@ class CallRecord:
     """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
-
-    @property
-    def kind(self) -> CallKind:
-        return self.watched.kind
 
     @property
     def named(self) -> dict[str, Any]:
@@ -188,11 +184,9 @@ def users_line() -> str:
 
     Without such a line it is `a library's own code`.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         if file := users_file(frame.f_code.co_filename):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{file}:{line}"
     return _STARTED_AT.get(threading.current_thread(), _NO_LINE)
 
 

@@ -1,6 +1,7 @@
 """What was recorded of a script: calls and loads of models, and work on texts."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -185,15 +186,6 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
-class UnrecordedCall:
-    """Calls that could not be recorded; no figure includes them."""
-
-    count: int
-    reason: str
-    """The first error."""
-
-
-@dataclass(frozen=True)
 class Observations:
     """All that was recorded of a script."""
 
@@ -212,7 +204,8 @@ class Observations:
     """Texts that had been tokenized before."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
-    unnoted: UnrecordedCall | None = None
+    unnoted: Counter[str] = field(default_factory=Counter)
+    """Calls that could not be recorded, by their errors, the first one first; no figure includes them."""
     fallbacks: tuple[Fallback, ...] = ()
     waited_s: float = 0.0
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""

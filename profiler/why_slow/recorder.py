@@ -15,16 +15,19 @@ from profiler.device.contention import ForeignLoad, OwnClock, own_s, waited_for_
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
+from profiler.loading.cache_argument import keeps_last_logits
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
 from profiler.why_slow.host_counters import Reads, breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import Call, Load, Observations, OwnLine, UnrecordedCall, by_line
+from profiler.why_slow.observations import Call, Load, Observations, OwnLine, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
-from profiler.why_slow.watched_calls import Watched
+from profiler.why_slow.watched_calls import Watched, new_tokens
 
 # About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
+_NEEDS_LOGITS = {"labels", "logits_to_keep"}
+"""Arguments of a forward whose logits are all used, or are chosen already."""
 
 
 @dataclass
@@ -54,7 +57,7 @@ class Recorder:
     sampled_s: float = 0.0
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
-    unnoted: UnrecordedCall | None = None
+    unnoted: Counter[str] = field(default_factory=Counter)
     fallbacks: list[Fallback] = field(default_factory=list)
     foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
     """The load by other processes since the recording began."""
@@ -173,19 +176,24 @@ class Recorder:
         noted.end = noted.clock.mark()
         if failed:  # it is not repeated
             noted.failed, noted.arguments = failed, None
-        else:  # compiled code, and code that differentiates, get plain logits
-            noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
+        elif noted.watched.kind == "generate":
+            noted.new_tokens = new_tokens(result, noted.shape[1], model)
+        elif noted.watched.takes_cache and noted.arguments and not (noted.shape[2] or self.trained or self.compiles):
+            from profiler.why_slow.read_logits import watch_logits
+
+            # A forward without a cache could leave out logits. Code that is compiled or differentiates gets plain ones.
+            if keeps_last_logits(type(model)) and not _NEEDS_LOGITS & noted.named.keys():
+                noted.read = watch_logits(result, noted.shape[1])
         self.notes.append(noted)
         self.here.last, self.latest = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
-        """A context that counts exceptions as an UnrecordedCall: recording must not stop the script."""
+        """A context that counts exceptions: recording must not stop the script."""
         try:
             yield
         except Exception as error:
-            first = self.unnoted or UnrecordedCall(0, describe_error(error))
-            self.unnoted = replace(first, count=first.count + 1)
+            self.unnoted[describe_error(error)] += 1
 
     def enter_autocast(self) -> None:
         """Note that the script enters an autocast, which keeps casts of weights until the script leaves it."""
@@ -271,13 +279,13 @@ class Recorder:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
         return view(
-            Call, noted, number=number, model=noted.name, batch_size=batch, prompt_len=tokens,
+            Call, noted, number=number, kind=noted.watched.kind, model=noted.name, batch_size=batch, prompt_len=tokens,
             context_len=noted.attention.context_len if noted.attention else context, forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             warm_s=None,
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
-            forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
+            forward_s=None if noted.watched.kind == "forward" or noted.clock.ahead else noted.forward_s,
         )  # fmt: skip
 
     def _note(self, watched: Watched, model: Any, run: partial[Any], compiled: bool) -> CallRecord:

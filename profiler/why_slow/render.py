@@ -14,7 +14,6 @@ from profiler.why_slow.observations import (
     Load,
     Observations,
     OwnLine,
-    UnrecordedCall,
     covered_s,
     most_at_once,
     padding_share,
@@ -43,7 +42,7 @@ def why_sentences(why: Why) -> list[str]:
         left_out = "this time includes them, but the floor and the trials leave them out."
         lines.append(f"{len(failed)} of them failed after {after}: {left_out}")
     if seen.calls and seen.unnoted:
-        lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
+        lines.append(f"{_capital(_unnoted_words(seen))}.")
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
@@ -68,7 +67,7 @@ def _spent(why: Why) -> str:
     """What the script spent in which calls, and their floor."""
     calls, floor = why.seen.calls, why.floor
     if not calls and why.seen.unnoted:
-        return f"ran, but no call was recorded: {_unnoted_words(why.seen.unnoted)}"
+        return f"ran, but no call was recorded: {_unnoted_words(why.seen)}"
     if not calls:
         none = "called no language model in its own process; calls in other processes are not seen"
         return "loaded a model but called none" if why.seen.loads else none
@@ -125,9 +124,9 @@ def _slow_code(why: Why) -> list[str]:
     return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
 
 
-def _unnoted_words(unnoted: UnrecordedCall) -> str:
-    times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
-    return f"recording failed {times}; what it missed is in none of these figures ({unnoted.reason})"
+def _unnoted_words(seen: Observations) -> str:
+    times = f"{seen.unnoted.total()} times" if seen.unnoted.total() > 1 else "once"
+    return f"recording failed {times}; what it missed is in none of these figures ({next(iter(seen.unnoted))})"
 
 
 def _nothing(why: Why) -> str:

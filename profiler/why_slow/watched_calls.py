@@ -1,27 +1,19 @@
 """The table of what is watched: each way in which scripts call models, how it is read, and how it is repeated."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from profiler.loading.cache_argument import given_cache, keeps_last_logits, without_cache
+from profiler.loading.cache_argument import given_cache, without_cache
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import repeatable, token_ids
 
-if TYPE_CHECKING:
-    from profiler.why_slow.call_record import CallRecord
-
 _NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 """Arguments that trials leave out: objects of the script with side effects, and limits that they take from the call."""
-_NEEDS_LOGITS = {"labels", "logits_to_keep"}
-"""Arguments of a forward whose logits are all used, or are chosen already."""
-
 
 Given = tuple[CallSettings, tuple[int, int, int], Any, Arguments | None]
 """What arguments say: (settings, shape as in `CallRecord`, mask or None, those of a repetition if it can be one)."""
@@ -44,17 +36,6 @@ class Watched:
     """Whether its forwards run in a thread of transformers. It is then not shortened: the thread takes much of it."""
     sees_attention: bool = False
     """Whether the shapes of its attention are recorded, which no config says."""
-
-    def end(self, noted: CallRecord, model: Any, result: Any, *, logits_watched: bool) -> None:
-        """Note the result of a call; with `logits_watched`, replace its logits by ones that note what is read."""
-        if self.kind == "generate":
-            noted.new_tokens = new_tokens(result, noted.shape[1], model)
-        elif logits_watched and self.takes_cache and noted.arguments and not noted.shape[2]:
-            from profiler.why_slow.read_logits import watch_logits
-
-            # A forward without a cache could leave out logits.
-            if keeps_last_logits(type(model)) and not _NEEDS_LOGITS & noted.arguments[1].keys():
-                noted.read = watch_logits(result, noted.shape[1])
 
 
 def _of_tokens(settings_of: Callable[..., CallSettings], method: str, model: Any, args: Any, named: Any) -> Given:
