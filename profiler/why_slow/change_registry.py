@@ -11,10 +11,9 @@ import torch
 from profiler.errors import describe_error
 from profiler.patching import patched, switched
 from profiler.units import several
-from profiler.why_slow import batch_and_loop_changes, weight_changes
+from profiler.why_slow import batch_and_loop_changes, model_changes
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.observations import Call
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import ALL_KERNELS
@@ -143,7 +142,7 @@ CHANGES = (
         "the model is in train mode", "call model.eval() after loading",
         lambda group: _in_eval_mode(group.model),
     ),
-    Change("frozen-weights", lambda group: not group.settings.gradients, weight_changes.frozen_weights),
+    Change("frozen-weights", lambda group: not group.settings.gradients, model_changes.frozen_weights),
     Change("padding", lambda group: group.call.padding > 0, batch_and_loop_changes.padding_change),
     Change("all-logits", lambda group: not group.generates, _unread_logits),
     _switch(
@@ -155,7 +154,7 @@ CHANGES = (
         "slow-attention",
         lambda group: group.settings.attention == "eager" and getattr(group.model, "_supports_sdpa", False),
         "attention is eager: its scores are written out", 'call model.set_attn_implementation("sdpa") after loading',
-        lambda group: with_implementation(group.model, "attn", "sdpa"), at_load=True,
+        lambda group: model_changes.with_implementation(group.model, "attn", "sdpa"), at_load=True,
     ),
     _switch(
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
@@ -167,7 +166,7 @@ CHANGES = (
         "slow-experts", _runs_experts_in_turn,
         "experts run one after the other in a loop",
         'call model.set_experts_implementation("grouped_mm") after loading',
-        lambda group: with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
+        lambda group: model_changes.with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
     ),
     _switch(
         "beams", lambda group: group.settings.beams > 1, lambda group: f"{group.settings.beams} beams are followed",
@@ -180,12 +179,12 @@ CHANGES = (
         "assistant", lambda group: group.settings.assistant,
         "an assistant model drafts", options=lambda _: {"assistant_model": None},
     ),
-    Change("uncompiled", is_bound_by_host, compiled_step),
-    Change("unmerged-adapters", lambda _: True, weight_changes.merged_adapters),
-    Change("slow-format", lambda _: True, weight_changes.dense_weights),
-    Change("offload", lambda _: True, weight_changes.gathered_weights),
-    Change("autocast", lambda group: group.middle[1].context.autocast is not None, weight_changes.cast_once),
-    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, weight_changes.other_dtype),
+    Change("uncompiled", model_changes.is_bound_by_host, model_changes.compiled_step),
+    Change("unmerged-adapters", lambda _: True, model_changes.merged_adapters),
+    Change("slow-format", lambda _: True, model_changes.dense_weights),
+    Change("offload", lambda _: True, model_changes.gathered_weights),
+    Change("autocast", lambda group: group.middle[1].context.autocast is not None, model_changes.cast_once),
+    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, model_changes.other_dtype),
     Change("one-by-one", lambda group: group.middle[1].watched.in_threads, batch_and_loop_changes.paged_batch_change),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.stacking_change),

@@ -28,11 +28,11 @@ from profiler.patching import switched
 from profiler.roofs.bandwidth import measure_links
 from profiler.units import duration, scaled
 from profiler.why_slow.findings import Finding, Untried
+from profiler.why_slow.model_changes import has_room_for_all
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
 from profiler.why_slow.watched_calls import device_map_of, gpus_in_turn, is_spread
-from profiler.why_slow.weight_changes import has_room_for_all
 
 # Seconds to measure one link.
 _LINK_S = 1.0

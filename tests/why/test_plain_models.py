@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
-from profiler.why_slow import weight_changes
+from profiler.why_slow import model_changes
 from profiler.why_slow.floor import floor_of_calls, subjects_of
 from profiler.why_slow.module_times import module_times
 from profiler.why_slow.plain_models import plain_work
@@ -28,7 +28,7 @@ LINEARS = 3
 @pytest.fixture(autouse=True)
 def units(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that multiplies in bfloat16, whatever this one does."""
-    monkeypatch.setattr(weight_changes, "_has_units", lambda _: True)
+    monkeypatch.setattr(model_changes, "_has_units", lambda _: True)
 
 
 class Decoder(nn.Module):
@@ -216,7 +216,7 @@ def test_a_trial_casts_no_linear_and_computes_the_same() -> None:
 
 
 def test_where_the_dtype_is_emulated_autocast_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_changes, "_has_units", lambda _: False)
+    monkeypatch.setattr(model_changes, "_has_units", lambda _: False)
     model = decoder(frozen=True)
     change = changes_to(lambda: in_one(model))["emulated-dtype"]
     assert change.change == "leave out torch.autocast"
