@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from profiler.device.clock import Clock
 from profiler.device.contention import own_s
-from profiler.why_slow.observations import CallSettings
+from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
 from profiler.why_slow.watched_calls import Watched
 
@@ -73,6 +73,10 @@ class CallRecord:
     """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
+
+    @property
+    def kind(self) -> CallKind:
+        return self.watched.kind
 
     @property
     def named(self) -> dict[str, Any]:
@@ -148,7 +152,6 @@ class Thread(threading.local):
     """The parts, the innermost last: a model's call, a forward within it, a tokenizer, a load, a read of a tensor."""
     noted: CallRecord | None = None
     autocast: tuple[int, str] = (0, "")
-    """As in `CallRecord`."""
     last: str = ""
     """The line of the latest call of a model."""
 

@@ -23,7 +23,7 @@ from profiler.why_slow.findings import LEAST_SHARE, TRIALS_SHARE, CallFloor, Unt
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import html_why, why_document
+from profiler.why_slow.render import CALL_COLUMNS, call_rows, html_why, why_document, why_sentences
 from profiler.why_slow.script import run_module, run_script, scripts_own_profiler
 
 if TYPE_CHECKING:
@@ -162,8 +162,11 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
     for group in groups:
         group.floor = floor
-    more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
-    more += fallback_findings(seen.fallbacks, groups, times_of, untried)
+    more = [
+        *placement_findings(groups, untried),
+        *plan_findings(groups, untried),
+        *fallback_findings(seen.fallbacks, groups, times_of, untried),
+    ]
     trials = try_changes(groups, LEAST_SHARE * seen.steady_s, start_s + TRIALS_SHARE * budget_s, untried, on_core)
     more += conversion_findings(seen, recorder.loaded_models)
     until_s = start_s + budget_s
@@ -235,8 +238,6 @@ class Watching:
     @property
     def answer(self) -> str:
         """The answer in sentences."""
-        from profiler.why_slow.render import why_sentences
-
         if self.found is None:
             return "No language model was called."
         return "\n".join([*why_sentences(self.found), *self.found.seen.warnings])
@@ -245,8 +246,6 @@ class Watching:
     def calls(self) -> pd.DataFrame:
         """The calls by line, kind and settings, with their times in words, the slowest first."""
         import pandas as pd
-
-        from profiler.why_slow.render import CALL_COLUMNS, call_rows
 
         return pd.DataFrame(call_rows(self.found) if self.found else [], columns=list(CALL_COLUMNS))
 

@@ -252,9 +252,10 @@ def judge_calls(
             sides = "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
             how = f"{trial.shape}, {len(trial.rounds)} times {sides}"
             how += f"; changed: {trial.stand_in}" if trial.stand_in else ""
-            basis: Basis = "stand-in" if trial.stand_in else "tried"
-            what = (trial.where, trial.evidence, trial.change)
-            findings.append(Finding(trial.id, _saves_s(trial, seen), *what, basis, how))
+            findings.append(Finding(
+                trial.id, _saves_s(trial, seen), trial.where, trial.evidence, trial.change,
+                "stand-in" if trial.stand_in else "tried", how,
+            ))  # fmt: skip
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE or finding.share < 0])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Subject:
 
 
 def floor_of_calls(
-    calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None] = MappingProxyType({})
+    calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None]
 ) -> CallFloor:
     """The least total time of all calls: the roofline time of their operators, and the least overhead of their steps.
 

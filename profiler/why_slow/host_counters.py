@@ -21,7 +21,6 @@ class Reads:
     """Records which lines read tensors of a device on the host, after `watch` was called."""
 
     touched: int = 0
-    """Calls of the wrappers, to estimate their cost."""
     watched: bool = False
     _waits_s: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By (line that read, line of the model's call before it)."""

@@ -144,12 +144,11 @@ def _visits(
     whole_s, sdpa = 0.0, nn.functional.scaled_dot_product_attention
 
     def enter(name: str) -> None:
-        visit = _Visit(name, part.weight + (less if len(marks) == 1 else 0.0), [])
+        visit = _Visit(name, part.weight + (less if len(marks) == 1 else 0.0), [clock.mark()])
         if stack:
             stack[-1].children.append(visit)
         visits.append(visit)
         stack.append(visit)
-        visit.marks.append(clock.mark())
 
     def leave(module: nn.Module, args: Any, found: Any) -> None:
         mark, visit = clock.mark(), stack.pop()

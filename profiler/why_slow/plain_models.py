@@ -99,11 +99,11 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
     operators: list[Any] = [
         Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize) for table in tables
     ]
-    for name, part in linears.items():
-        operators.append(Linear(
-            name=name, dtype=part.weight.dtype, weight=stored(part), activation_dtype=dtype,
-            group="lm_head" if name == head else "mlp", rows="last" if name == head else "tokens",
-        ))  # fmt: skip
+    operators += [
+        Linear(name=name, dtype=part.weight.dtype, weight=stored(part), activation_dtype=dtype,
+               group="lm_head" if name == head else "mlp", rows="last" if name == head else "tokens")
+        for name, part in linears.items()
+    ]  # fmt: skip
     if attention:
         operators.append(AttentionCore(
             name="attention", count=attention.layers, dtype=dtype, query_heads=attention.query_heads,

@@ -176,7 +176,7 @@ class Recorder:
         noted.end = noted.clock.mark()
         if failed:  # it is not repeated
             noted.failed, noted.arguments = failed, None
-        elif noted.watched.kind == "generate":
+        elif noted.kind == "generate":
             noted.new_tokens = new_tokens(result, noted.shape[1], model)
         elif noted.watched.takes_cache and noted.arguments and not (noted.shape[2] or self.trained or self.compiles):
             from profiler.why_slow.read_logits import watch_logits
@@ -259,8 +259,7 @@ class Recorder:
             clock.synchronize()
         waited_s = max(0.0, waited_for_core_s() - self._waited_s)
         wall_s = own_s() - self._start_s + waited_s
-        latest_first = sorted(self.notes, key=lambda noted: -noted.began_s)
-        firsts = {noted.settings.device: noted for noted in latest_first}
+        firsts = {noted.settings.device: noted for noted in sorted(self.notes, key=lambda noted: -noted.began_s)}
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
@@ -279,13 +278,13 @@ class Recorder:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
         return view(
-            Call, noted, number=number, kind=noted.watched.kind, model=noted.name, batch_size=batch, prompt_len=tokens,
+            Call, noted, number=number, model=noted.name, batch_size=batch, prompt_len=tokens,
             context_len=noted.attention.context_len if noted.attention else context, forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             warm_s=None,
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
-            forward_s=None if noted.watched.kind == "forward" or noted.clock.ahead else noted.forward_s,
+            forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
         )  # fmt: skip
 
     def _note(self, watched: Watched, model: Any, run: partial[Any], compiled: bool) -> CallRecord:
@@ -297,8 +296,11 @@ class Recorder:
         settings, shape, mask, repeated = watched.read(model, run.args[1:], run.keywords)
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.
-        compiled |= model._compiled_call_impl is not None
-        compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
+        compiled = (
+            compiled
+            or model._compiled_call_impl is not None
+            or hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
+        )
         settings = replace(settings, compiled=compiled)
         device = torch.device(settings.device)
         clock = OwnClock() if settings.on_cpu else clock_for(device)
@@ -354,6 +356,8 @@ def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
         return "GGUF weights are unpacked", "load the safetensors checkpoint that the file was made from"
     if quantizer is not None and not quantizer.pre_quantized:
         method = quantizer.quantization_config.quant_method
-        words = f"weights are quantised ({getattr(method, 'value', method)})"
-        return words, "call save_pretrained once, and load that folder"
+        return (
+            f"weights are quantised ({getattr(method, 'value', method)})",
+            "call save_pretrained once, and load that folder",
+        )
     return "", ""

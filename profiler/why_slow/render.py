@@ -208,15 +208,17 @@ def _range(sizes: Iterable[int]) -> str:
 def _ran_with(calls: Sequence[Call]) -> list[str]:
     """Settings that decide how fast these calls can be, in words; usual values are left out."""
     call, settings, padding = calls[0], calls[0].settings, padding_share(calls)
-    words = [word for word in (settings.dtype, settings.attention) if word]
-    if settings.cache is False:
-        words.append("no cache")
-    if padding:
-        words.append(f"{percent(padding)} padding")
-    words += [word for name, word in _UNUSUAL.items() if getattr(settings, name)]
-    words += [settings.placement] if settings.placement else []
-    words += [f"{count} {name}" for name in ("beams", "answers") if (count := getattr(settings, name)) > 1]
-    return [*words, "failed"] if call.failed else words
+    words = [
+        settings.dtype,
+        settings.attention,
+        "no cache" if settings.cache is False else "",
+        f"{percent(padding)} padding" if padding else "",
+        *(word for name, word in _UNUSUAL.items() if getattr(settings, name)),
+        settings.placement,
+        *(f"{count} {name}" for name in ("beams", "answers") if (count := getattr(settings, name)) > 1),
+        "failed" if call.failed else "",
+    ]
+    return [word for word in words if word]
 
 
 @dataclass(frozen=True)

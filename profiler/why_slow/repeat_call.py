@@ -51,8 +51,6 @@ class Run:
 
     @classmethod
     def in_sequence(cls, runs: Sequence[Run]) -> Run:
-        """Some runs, one after the other."""
-
         def shortened(tokens: int) -> tuple[Run, ...]:
             parts = [run.shortened(tokens) for run in runs]
             return tuple(part for each in parts for part in each) if all(parts) else ()
@@ -112,7 +110,6 @@ class Candidate:
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
     stand_in: str = ""
-    """As in TriedChange."""
 
     @property
     def name(self) -> str:

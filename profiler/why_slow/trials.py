@@ -143,9 +143,10 @@ def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
         _free(candidate.group)
     if plan.tokens:
         shape += f", as {plan.tokens} of its tokens"
-    numbers = tuple(call.number for call in candidate.group.calls)
-    what = (candidate.where, candidate.evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
-    trial = TriedChange(candidate.id, numbers, rounds, *what)
+    trial = TriedChange(
+        candidate.id, tuple(call.number for call in candidate.group.calls), rounds, candidate.where,
+        candidate.evidence, candidate.change, shape, candidate.stand_in, candidate.alone,
+    )  # fmt: skip
     if trial.claimed:
         with contextlib.suppress(Exception):  # the saving is known without it
             trial = replace(trial, evidence=trial.evidence + candidate.explain())

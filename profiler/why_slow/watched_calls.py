@@ -25,7 +25,6 @@ class Watched:
 
     kind: CallKind
     method: str
-    """Of the model."""
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Given]
     """Reads a model and its (positional, named) arguments."""
     limits: tuple[str, ...] = ()
@@ -83,12 +82,13 @@ _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output
 def common_settings(model: Any) -> CallSettings:
     import torch
 
-    weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
-    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
+    weight, fused = next(model.parameters()), torch.backends.cuda  # whose switches apply to a CPU as well
     return CallSettings(
         dtype=str(weight.dtype).removeprefix("torch."),
         device=str(weight.device),
-        math_attention=not any(enabled() for enabled in fused),
+        math_attention=not (
+            fused.flash_sdp_enabled() or fused.mem_efficient_sdp_enabled() or fused.cudnn_sdp_enabled()
+        ),
         gradients=torch.is_grad_enabled(),
         training=model.training,
         threads=torch.get_num_threads(),

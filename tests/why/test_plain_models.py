@@ -124,7 +124,7 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: ceilings)
     model = decoder()
     [group] = groups_of(lambda: model(ids(1), cache(8)))
-    floor = floor_of_calls(group.calls, subjects_of(group.notes))
+    floor = floor_of_calls(group.calls, subjects_of(group.notes), {})
     # A step of one token reads each weight of 4 bytes for two FLOPs, and the keys and values of 8 tokens.
     weights = sum(parameter.numel() for parameter in model.parameters()) - ENTRIES * WIDTH
     nbytes = 4 * (weights + WIDTH + ENTRIES + 2 * WIDTH * 9)

@@ -331,7 +331,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def floor_of(model: Any, *calls: Call) -> CallFloor:
-    return floor_of_calls(calls, {"Llama": subject_of(model)})
+    return floor_of_calls(calls, {"Llama": subject_of(model)}, {})
 
 
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
@@ -409,7 +409,7 @@ def test_a_change_saves_what_the_ceilings_say(
     wide = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
     model = tiny_llama(**{"vocab_size": 4096} if change == "all-logits" else wide)
     subjects = {"LlamaForCausalLM": subject_of(model)}
-    found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
+    found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects, {}))
     assert found[change].about == pytest.approx(about, abs=room)
 
 
