@@ -17,6 +17,7 @@ from profiler.why_slow.floor import made_s, with_all_logits
 from profiler.why_slow.observations import Call
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import ALL_KERNELS
+from profiler.why_slow.watched_calls import GENERATE_BATCH
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,10 @@ def candidates(group: CallGroup, untried: Untried) -> Iterator[Candidate]:
     """The changes that apply to a group of calls; `untried` gets those that cannot be tried, and the reason."""
     for change in CHANGES:
         try:
-            candidate = change.trial(group) if change.applies(group) else None
+            if change.applies(group) and (candidate := change.trial(group)) is not None:
+                yield candidate
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without this change
             untried.add(f"{change.id} ({group.call.where})", describe_error(error))
-            continue
-        if candidate is not None:
-            yield candidate
 
 
 def _switch(
@@ -185,7 +184,9 @@ CHANGES = (
     Change("offload", lambda _: True, model_changes.gathered_weights),
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, model_changes.cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, model_changes.other_dtype),
-    Change("one-by-one", lambda group: group.middle[1].watched.in_threads, batch_and_loop_changes.paged_batch_change),
+    Change(
+        "one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, batch_and_loop_changes.paged_batch_change
+    ),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.stacking_change),
     Change("shared-prefix", lambda group: group.generates, batch_and_loop_changes.prefix_change),

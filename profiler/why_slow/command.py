@@ -227,7 +227,6 @@ class Watching:
     found: Why | None = None
 
     def __repr__(self) -> str:
-        """The answer, and the table of calls."""
         return "\n\n".join([self.answer, *([self.calls.to_string(index=False)] if self.found else [])])
 
     @property

@@ -86,9 +86,8 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     path = replace(path, gathers_experts=machine.is_cuda)
     step = Step(call.batch_size, max(1, call.prompt_len + call.context_len), 0)
     needs = float(memory_need(work, weight_bytes, step, max(1, call.new_tokens), path).safe_bytes)
-    change = f'device_map={{"": "{device}"}}'
-    if needs > free_bytes:
-        change = f"load it in {'8 or 4 bits, or on a GPU with more memory' if machine.is_cuda else 'fewer bits'}"
+    other = f"load it in {'8 or 4 bits, or on a GPU with more memory' if machine.is_cuda else 'fewer bits'}"
+    change = other if needs > free_bytes else f'device_map={{"": "{device}"}}'
     return f"{change}: all of it needs {scaled(needs, 'B')}, and this device has {scaled(free_bytes, 'B')} free"
 
 
@@ -167,16 +166,15 @@ def conversion_findings(seen: Observations, models: Sequence[Any]) -> Iterator[F
     """
     known: set[str] = set()
     for load, model in zip(seen.loads, models, strict=True):
-        if not load.conversion or load.source in known:
-            continue
-        known.add(load.source)
-        read_s = read_weights_s(model)
-        yield Finding(
-            "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
-            f"{load.conversion} at every start", load.instead,
-            *(("at most", "the time of this load") if read_s is None
-              else ("measured", "the load, less the time to write its weights to a file and read them")),
-        )  # fmt: skip
+        if load.conversion and load.source not in known:
+            known.add(load.source)
+            read_s = read_weights_s(model)
+            yield Finding(
+                "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
+                f"{load.conversion} at every start", load.instead,
+                *(("at most", "the time of this load") if read_s is None
+                  else ("measured", "the load, less the time to write its weights to a file and read them")),
+            )  # fmt: skip
 
 
 def read_weights_s(model: Any) -> float | None:

@@ -198,12 +198,10 @@ class Why:
     seen: Observations
     findings: tuple[Finding, ...]
     floor: CallFloor | None
-    """None if it is unknown."""
     tried: tuple[TriedChange, ...]
     not_tried: tuple[str, ...] = ()
     """Changes that could not be tried, each with the reason."""
     modules: tuple[SlowModule, ...] = ()
-    """The modules of the most expensive calls, the most time beyond their ceilings first; empty if unknown."""
 
     @property
     def first_calls(self) -> list[tuple[str, float, float]]:
@@ -374,13 +372,13 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
     if not seen.recompilations or not seen.calls:
         return
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
-    change = "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
-    if any(call.settings.cache_class in GROWING_CACHES for call in with_cache):
-        change = 'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
+    grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
     yield Finding(
         "recompiles", min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
         seen.calls[0].where,
-        f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})", change,
+        f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
+        'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)' if grows
+        else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)",
         "measured", "the compilations after the first",
     )  # fmt: skip

@@ -347,7 +347,6 @@ class GraphOfStep:
     """The (positional, named) arguments whose tensors the graph reads."""
     _output: Any = None
     _replay: Callable[[], object] | None = None
-    """Replays the graph; None until it is captured."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""

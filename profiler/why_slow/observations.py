@@ -194,14 +194,11 @@ class Observations:
     calls: tuple[Call, ...]
     loads: tuple[Load, ...]
     text_s: float
-    """Seconds in tokenizers."""
     text_where: str
     overhead_s: float
-    """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
     texts_again: tuple[LineTime, ...] = ()
-    """Texts that had been tokenized before."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
     unnoted: Counter[str] = field(default_factory=Counter)
@@ -227,7 +224,6 @@ class Observations:
 
     @property
     def calls_s(self) -> float:
-        """Seconds in which any call ran."""
         return covered_s(self.calls)
 
     @property
@@ -261,7 +257,6 @@ def steady_s(calls: Sequence[Call]) -> float:
 
 
 def padding_share(calls: Sequence[Call]) -> float:
-    """Padding's share of all tokens passed."""
     tokens = [call.batch_size * call.prompt_len for call in calls]
     padded = sum(call.padding * count for call, count in zip(calls, tokens, strict=True))
     return padded / max(1, sum(tokens))

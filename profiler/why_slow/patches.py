@@ -195,7 +195,6 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 @contextlib.contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
-    """While in this context, `recorder.own_lines` is sampled."""
     seconds: dict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
     going = [True]  # no event: a child may be forked while the sampler holds its lock
     thread = threading.Thread(target=_sample, args=(recorder, seconds, going), name="roofscope", daemon=True)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler.device.clock import clock_for, core_timer
+from profiler.device.clock import clock_for, core_timer, now_s
 from profiler.device.contention import ForeignLoad, OwnClock, own_s, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
@@ -18,14 +18,16 @@ from profiler.json_document import view
 from profiler.loading.cache_argument import keeps_last_logits
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
-from profiler.why_slow.host_counters import Reads, breaks_so_far, compilations_so_far, graph_breaks, recompilations
+from profiler.why_slow.compilations import breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import Call, Load, Observations, OwnLine, by_line
+from profiler.why_slow.observations import Call, LineTime, Load, Observations, OwnLine, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
-from profiler.why_slow.watched_calls import Watched, new_tokens
+from profiler.why_slow.watched_calls import GENERATE_BATCH, PLAIN, Watched, new_tokens
 
 # About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
+_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
+"""Methods of a tensor that return its values to the host."""
 _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 """Arguments of a forward whose logits are all used, or are chosen already."""
 
@@ -60,9 +62,7 @@ class Recorder:
     unnoted: Counter[str] = field(default_factory=Counter)
     fallbacks: list[Fallback] = field(default_factory=list)
     foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
-    """The load by other processes since the recording began."""
     here: Thread = field(default_factory=lambda: Thread(set()))
-    reads: Reads = field(default_factory=Reads)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     latest: Any = None
@@ -75,6 +75,9 @@ class Recorder:
     """Whether modules are language models in plain PyTorch."""
     _in_threads: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call whose forwards run in another thread."""
+    _waits_s: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Waits for values of a device, by (line that read them, line of the model's call before it)."""
+    _watches_reads: bool = False
     _watches_attention: bool = False
     _start_s: float = field(default_factory=lambda: own_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
@@ -122,7 +125,7 @@ class Recorder:
                 streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer()
         self.here.noted = noted
-        if noted is not None and watched.in_threads:
+        if noted is not None and watched is GENERATE_BATCH:
             self._in_threads[id(model)] = noted
         result, failed = None, ""
         try:
@@ -261,7 +264,7 @@ class Recorder:
         wall_s = own_s() - self._start_s + waited_s
         firsts = {noted.settings.device: noted for noted in sorted(self.notes, key=lambda noted: -noted.began_s)}
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
-        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
+        overhead_s = self.noting_s + self.touched * _WRAPPER_S
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             recompilations(self._compilations), by_line(self.again_s), graph_breaks(self._breaks), self.unnoted,
@@ -314,10 +317,10 @@ class Recorder:
         )  # fmt: skip
         if not compiled and repeated is not None:  # compiled code is specialised to its arguments
             noted.arguments = self.kept.keep(*repeated, device)
-        if watched.sees_attention and not self._watches_attention:
+        if watched is PLAIN and not self._watches_attention:
             self._watch_attention()
-        if noted.clock.ahead and not self.reads.watched:
-            self.reads.watch(self.here, self.around)
+        if noted.clock.ahead and not self._watches_reads:
+            self._watch_reads()
         noted.start, noted.began_s = noted.clock.mark(), own_s()
         return noted
 
@@ -332,13 +335,38 @@ class Recorder:
         self._named[at : at + 1] = [(weakref.ref(model), architecture)]
         return at + 1, architecture
 
+    def _watch_reads(self) -> None:
+        """From now on, record which lines read tensors of a device on the host."""
+        import torch
+
+        def read(run: partial[Any]) -> Any:
+            if torch.compiler.is_compiling():  # compiled code must not contain the wrapper
+                return run()
+            self.touched += 1
+            if self.here.within or run.args[0].device.type == "cpu":
+                return run()
+            start_s = now_s()
+            try:
+                with self.here.inside("read"):
+                    return run()
+            finally:
+                self._waits_s[users_line(), self.here.last].append(now_s() - start_s)
+
+        self._watches_reads = True
+        for name in _READS:
+            self.around(torch.Tensor, name, read)
+
+    def reads_after(self, call: str) -> tuple[LineTime, ...]:
+        """Reads that follow calls of this line, by their own line, the longest waits first."""
+        return by_line({where: seconds for (where, last), seconds in self._waits_s.items() if last == call})
+
     def _watch_attention(self) -> None:
         """From now on, record the shapes of attention within calls of plain models."""
         from torch.nn import functional
 
         def attention(run: partial[Any]) -> Any:
             noted = self.here.noted
-            if noted is not None and noted.watched.sees_attention:
+            if noted is not None and noted.watched is PLAIN:
                 seen = noted.attention
                 more = replace(seen, layers=seen.layers + 1) if seen else attention_of(*run.args, **run.keywords)
                 noted.attention = more

@@ -375,7 +375,6 @@ def why_document(why: Why) -> WhyDocument:
 
 
 def why_sections(why: Why) -> list[Section]:
-    """The sections of a report: the answer, findings, calls, trials and notes."""
     findings = [[item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
                 for item in why.findings]  # fmt: skip
     trials = [[trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)]
@@ -385,24 +384,29 @@ def why_sections(why: Why) -> list[Section]:
     shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
     if len(shown) < len(parts):
         shown.append(TimePart("all else", sum(part.seconds for part in parts if part not in shown)))
-    times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
     if not why.seen.calls and not why.seen.loads and why.seen.unnoted:
-        times = []
-    legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
-    calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)
+        shown = []
+    times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
+    calls = text_table(
+        CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",),
+        caption="what: batch x prompt tokens, + new tokens or @ cached tokens",
+    )  # fmt: skip
     part_table = text_table(("part", "time", "share"), times, ranked=True)
     columns = ("finding", "saves", "share", "line", "evidence", "change")
     finding_table = text_table(columns, findings, texts=("line",), wrapped=("evidence", "change"))
     trial_table = text_table(("tried", "line", "what", "rounds", "saving"), trials, texts=("line", "what"))
-    largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
-    in_turn = "the same call, unchanged and changed in turn, on the script's model"
     incomplete = [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
     return [
         Section("", [Sentences(why_sentences(why))]),
-        Section("What to change", [finding_table], largest_first, HTML),
+        Section(
+            "What to change",
+            [finding_table],
+            "the largest saving first; seconds of this script, with their basis in the notes",
+            HTML,
+        ),
         Section("Where the time went", [part_table], f"all {duration(why.seen.wall_s)} of the script"),
         Section("Calls", [calls], "measured as the script ran", FULL),
-        Section("Trials", [trial_table], in_turn, HTML),
+        Section("Trials", [trial_table], "the same call, unchanged and changed in turn, on the script's model", HTML),
         Section("Notes", [Lines(note_lines(why), "dim")], media=FULL),
         Section("", [Lines(incomplete, "warning")]),
     ]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from profiler.errors import RequestError
 
-_INTERRUPTED = 130
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -90,7 +89,7 @@ def _exit_code_of(run: Callable[[], object]) -> int:
             print(end.code, file=sys.stderr)
             code = 1
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return 130  # as of a shell: 128 and the number of SIGINT
     except BaseException as error:
         frames, own = error.__traceback__, (str(_PACKAGE), "<frozen runpy")
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):

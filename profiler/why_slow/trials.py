@@ -134,18 +134,17 @@ def try_changes(
 def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
     """The trial of one change. Raises RequestError if `deadline_s`, by `now_s`, comes before its third pair."""
     candidate = plan.candidate
-    shape = candidate.shape or candidate.group.call.words
     _free(candidate.group)  # such as the cache of the script's last call
     try:
         rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
     finally:
         candidate.release()
         _free(candidate.group)
-    if plan.tokens:
-        shape += f", as {plan.tokens} of its tokens"
+    first_tokens = f", as {plan.tokens} of its tokens" if plan.tokens else ""
     trial = TriedChange(
         candidate.id, tuple(call.number for call in candidate.group.calls), rounds, candidate.where,
-        candidate.evidence, candidate.change, shape, candidate.stand_in, candidate.alone,
+        candidate.evidence, candidate.change, (candidate.shape or candidate.group.call.words) + first_tokens,
+        candidate.stand_in, candidate.alone,
     )  # fmt: skip
     if trial.claimed:
         with contextlib.suppress(Exception):  # the saving is known without it
