@@ -319,7 +319,7 @@ def test_a_failed_call_counts_with_its_time_and_has_no_floor(monkeypatch: pytest
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     floors: list[list[int]] = []
     monkeypatch.setattr(
-        "profiler.why_slow.floor.floor_of_calls", lambda calls, *_: floors.append([call.number for call in calls])
+        "profiler.why_slow.trials.floor_of_calls", lambda calls, *_: floors.append([call.number for call in calls])
     )
     model = tiny_llama()
 

@@ -579,7 +579,7 @@ def test_a_picture_has_the_floor_of_its_patches_or_none(is_counted: bool, monkey
     """32 x 32 pixels are 16 patches of 8 x 8, which attend with a class token; only that is classified."""
     monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *COMPUTE))
     if not is_counted:
-        monkeypatch.setattr("profiler.why_slow.module_times.module_times", lambda *_: None)
+        monkeypatch.setattr("profiler.why_slow.trials.module_times", lambda *_: None)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=10)).eval()
     recorder = recorded(lambda: [model(pixel_values=torch.rand(2, 3, 32, 32)) for _ in range(8)])
