@@ -128,8 +128,10 @@ def stacking_change(group: CallGroup) -> Candidate | None:
         lambda *rows: torch.cat(rows) if hasattr(rows[0], "shape") else rows[0],
         *(noted.arguments for _, noted in chosen),
     )
-    evidence = f"{len(found)} {name} of one shape are passed one by one"
-    return _in_one_call(group, evidence, f"stack {len(chosen)} of them into one batch", chosen, whole)
+    return _in_one_call(
+        group, f"{len(found)} {name} of one shape are passed one by one",
+        f"stack {len(chosen)} of them into one batch", chosen, whole,
+    )  # fmt: skip
 
 
 def paged_batch_change(group: CallGroup) -> Candidate | None:
@@ -143,9 +145,11 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
     chosen = evenly(found, _MOST_IN_A_BATCH)
     prompts = [prompt for _, noted in chosen for prompt in noted.named["inputs"]]
     whole: Arguments = ((), {**chosen[0][1].named, "inputs": prompts})
-    evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
-    change = f"pass {len(prompts)} of them, or all, to one generate_batch"
-    return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)
+    changed = _in_one_call(
+        group, f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
+        f"pass {len(prompts)} of them, or all, to one generate_batch", chosen, whole,
+    )  # fmt: skip
+    return replace(changed, alone=True)
 
 
 def _in_one_call(

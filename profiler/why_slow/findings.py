@@ -244,8 +244,10 @@ def judge_calls(
     for trial in trials:
         costs = trial.saving < 0 and bool(saved := improved[_edit(trial)]) and saved.isdisjoint(trial.calls)
         if trial.claimed and _may_cost_s(trial, tried[_edit(trial)], seen) >= _saves_s(trial, seen):
-            others = "other calls of the model were not tried, and could take more time than it saves these"
-            not_tried.append(f"{trial.id} ({trial.where}): {others}")
+            not_tried.append(
+                f"{trial.id} ({trial.where}): other calls of the model were not tried, and could take more time than it"
+                " saves these"
+            )
         elif trial.claimed or costs:
             sides = "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
             how = f"{trial.shape}, {len(trial.rounds)} times {sides}"
@@ -339,10 +341,11 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         function, line = seen.callbacks.get(first, ("", ""))
         within = f", with {function} in it" if function and not is_own else ""
         words = " and ".join(callback_words(*each) for each in spent_s)
-        own = ("", "do less in it: read only the newest tokens, of all rows at once by operations on tensors")
         yield Finding(
             "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
-            f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
+            f"generate runs {words} at every token{within}",
+            "do less in it: read only the newest tokens, of all rows at once by operations on tensors" if is_own
+            else _OF_OPTIONS[first][1],
             "measured", "the time within it",
         )  # fmt: skip
 

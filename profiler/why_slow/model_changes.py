@@ -176,8 +176,9 @@ def _in_dtype(group: CallGroup, dtype: torch.dtype) -> dict[str, Any]:
     def converted() -> Any:
         needs = sum(each.numel() for each in model.parameters()) * dtype.itemsize
         if needs > (free_bytes := _COPY_SHARE * available_bytes(torch.device(group.settings.device))):
-            what = f"its copy in {dtype_name(dtype)} needs {scaled(needs, 'B')}"
-            raise RequestError(f"{what}, and {scaled(free_bytes, 'B')} are free")
+            raise RequestError(
+                f"its copy in {dtype_name(dtype)} needs {scaled(needs, 'B')}, and {scaled(free_bytes, 'B')} are free"
+            )
         # Converted one by one, so that there is never a second model in the wide dtype.
         narrow = {id(each): nn.Parameter(each.detach().to(dtype), each.requires_grad)
                   for each in model.parameters() if each.is_floating_point()}  # fmt: skip

@@ -111,20 +111,17 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
             return original(self, *args, **named)
         return recorder.call(PLAIN, partial(original, self, *args, **named))
 
-    def watch(owner: type) -> None:
+    def watch(owner: Any) -> None:
         if owner.__module__.partition(".")[0] not in _LIBRARIES and owner.__call__ is original:
             recorder.replace(owner, "__call__", call)
+        for each in owner.__subclasses__():
+            watch(each)
 
     def watch_new(cls: Any, /, **named: Any) -> None:
         super(base, cls).__init_subclass__(**named)
         watch(cls)
 
-    def watch_all(owner: Any) -> None:
-        for each in owner.__subclasses__():
-            watch(each)
-            watch_all(each)
-
-    watch_all(base)
+    watch(base)
     recorder.replace(base, "__init_subclass__", classmethod(watch_new))
 
 

@@ -264,12 +264,12 @@ class Recorder:
         wall_s = own_s() - self._start_s + waited_s
         firsts = {noted.settings.device: noted for noted in sorted(self.notes, key=lambda noted: -noted.began_s)}
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
-        overhead_s = self.noting_s + self.touched * _WRAPPER_S
         return Observations(
-            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            recompilations(self._compilations), by_line(self.again_s), graph_breaks(self._breaks), self.unnoted,
-            tuple(self.fallbacks), own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s,
-            callbacks=self.functions, waited_s=waited_s,
+            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where,
+            self.noting_s + self.touched * _WRAPPER_S, interrupted, recompilations(self._compilations),
+            by_line(self.again_s), graph_breaks(self._breaks), self.unnoted, tuple(self.fallbacks),
+            own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s, callbacks=self.functions,
+            waited_s=waited_s,
         )  # fmt: skip
 
     @property

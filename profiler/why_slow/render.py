@@ -39,11 +39,17 @@ def why_sentences(why: Why) -> list[str]:
     lines = [*_slow_module(why), *_slow_code(why), f"{begun}{seen.script} {_spent(why)}."]
     if failed := [call for call in seen.calls if call.failed]:
         after = f"{duration(covered_s(failed))} ({'; '.join(dict.fromkeys(call.failed for call in failed))})"
-        left_out = "this time includes them, but the floor and the trials leave them out."
-        lines.append(f"{len(failed)} of them failed after {after}: {left_out}")
+        lines.append(
+            f"{len(failed)} of them failed after {after}: this time includes them, but the floor and the trials leave"
+            " them out."
+        )
     if seen.calls and seen.unnoted:
         lines.append(f"{_capital(_unnoted_words(seen))}.")
-    lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
+    # `1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`
+    for number, item in enumerate(why.findings, 1):
+        saves = f"{_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})"
+        where = f" ({item.where})" if item.where else ""
+        lines.append(f"{number}. {saves}. {_capital(item.change)}{where}. [{item.basis}]")
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     if unclear := [f"{trial.evidence} ({trial.where}, {percent(share)})" for trial, share in why.unclear]:
@@ -143,12 +149,6 @@ def _nothing(why: Why) -> str:
     rest = next((f" The largest part of the rest is {part.what}: {duration(part.seconds)}."
                  for part in time_parts(why) if part.beyond_floor and why.floor), "")  # fmt: skip
     return f"{start}{floor}.{rest}"
-
-
-def finding_sentence(number: int, item: Finding) -> str:
-    """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
-    saves = f"{_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})"
-    return f"{number}. {saves}. {_capital(item.change)}{f' ({item.where})' if item.where else ''}. [{item.basis}]"
 
 
 def _share_words(item: Finding) -> str:
@@ -310,11 +310,10 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     if floor is None:
         yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
         return
-    beyond_s = {module_row(module): module.beyond_s for module in why.modules[:_MOST_MODULES]}
-    shown = {row: seconds for row, seconds in beyond_s.items() if seconds >= _WORTH_A_MODULE * left_s}
-    for row, seconds in shown.items():
-        yield TimePart(row, min(left_s, seconds), beyond_floor=True)
-        left_s -= min(left_s, seconds)
+    shown = [module for module in why.modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * left_s]
+    for module in shown:
+        yield TimePart(module_row(module), min(left_s, module.beyond_s), beyond_floor=True)
+        left_s -= min(left_s, module.beyond_s)
     kernels = "other kernels" if shown else "kernels (modules unknown)"
     yield TimePart(f"{kernels} slower than the ceilings, and overhead beyond that", left_s, beyond_floor=True)
 
@@ -392,8 +391,10 @@ def why_sections(why: Why) -> list[Section]:
         caption="what: batch x prompt tokens, + new tokens or @ cached tokens",
     )  # fmt: skip
     part_table = text_table(("part", "time", "share"), times, ranked=True)
-    columns = ("finding", "saves", "share", "line", "evidence", "change")
-    finding_table = text_table(columns, findings, texts=("line",), wrapped=("evidence", "change"))
+    finding_table = text_table(
+        ("finding", "saves", "share", "line", "evidence", "change"), findings, texts=("line",),
+        wrapped=("evidence", "change"),
+    )  # fmt: skip
     trial_table = text_table(("tried", "line", "what", "rounds", "saving"), trials, texts=("line", "what"))
     incomplete = [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
     return [

@@ -157,8 +157,7 @@ class RepeatedCall:
         step_s = (self.call.steady_s - prompt_s) / (new - 1)
 
         def part(weight: float, tokens: int, further: int = 0) -> Run:
-            run = functools.partial(self._run, tokens, further)
-            return Run(run, prompt_s + (tokens - 1) * step_s, weight=weight)
+            return Run(functools.partial(self._run, tokens, further), prompt_s + (tokens - 1) * step_s, weight=weight)
 
         if tokens == 1:
             return (part(1.0, 1),)

@@ -183,9 +183,10 @@ def try_changes(
         tried = attempt.work.candidate
         untried.without_time[tried.name] = attempt.cost_s
         if tried.about:
-            how = "from the shapes of the calls and the ceilings; there was no time for a trial"
-            what = (tried.where, tried.evidence, tried.change)
-            untried.computed.append(Finding(tried.id, tried.about * tried.group.seconds, *what, "computed", how))
+            untried.computed.append(Finding(
+                tried.id, tried.about * tried.group.seconds, tried.where, tried.evidence, tried.change, "computed",
+                "from the shapes of the calls and the ceilings; there was no time for a trial",
+            ))  # fmt: skip
         return ()
 
     def failed(plan: TrialPlan, error: Exception) -> None:

@@ -93,8 +93,8 @@ def common_settings(model: Any) -> CallSettings:
 
 def forward_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
     """The settings of a forward of transformers, in a tenth of a millisecond."""
-    config = model.config  # an encoder's has no `use_cache`
-    return _settings(model, named, lambda name: named.get(name, getattr(config, name, None)), "DynamicCache")
+    # An encoder's config has no `use_cache`.
+    return _settings(model, named, lambda name: named.get(name, getattr(model.config, name, None)), "DynamicCache")
 
 
 def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
