@@ -171,12 +171,6 @@ def at_ceilings_s(call: Call, subject: Subject) -> float:
     return float(np.sum(_ceiling_times(_steps_made(call), subject)))
 
 
-def last_step_s(call: Call, subject: Subject) -> float:
-    """The seconds at the ceilings of the last decode step of a call."""
-    step = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
-    return float(np.sum(_ceiling_times(step, subject)))
-
-
 def with_all_logits(subject: Subject) -> Subject:
     """The same model, whose LM head computes every position, as it does in a forward without `logits_to_keep`."""
     every = [replace(item, rows="tokens") if isinstance(item, Linear) and item.rows == "last" else item

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import re
+import sys
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,18 +20,40 @@ from profiler.json_document import view
 from profiler.loading.cache_argument import keeps_last_logits
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
-from profiler.why_slow.compilations import breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import Call, LineTime, Load, Observations, OwnLine, by_line
+from profiler.why_slow.observations import (
+    Call,
+    GraphBreak,
+    LineTime,
+    Load,
+    Observations,
+    OwnLine,
+    Recompilation,
+    by_line,
+)
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
 from profiler.why_slow.watched_calls import GENERATE_BATCH, PLAIN, Watched, new_tokens
 
 # About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
+_LONGEST_REASON = 80
+_LONGEST_BREAK = 120
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that return its values to the host."""
 _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 """Arguments of a forward whose logits are all used, or are chosen already."""
+
+
+def breaks_so_far() -> Counter[str]:
+    """How often torch.compile in this process has broken code into pieces, by reason."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
+
+
+def compilations_so_far() -> list[Any]:
+    """Metrics of all compilations of torch.compile in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return list(utils.get_compilation_metrics()) if utils is not None else []
 
 
 @dataclass
@@ -389,3 +413,28 @@ def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
             "call save_pretrained once, and load that folder",
         )
     return "", ""
+
+
+def recompilations(before: Iterable[Any]) -> tuple[Recompilation, ...]:
+    """Code that torch.compile has compiled again since the compilations `before`."""
+    known = set(map(id, before))
+    return tuple(
+        Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
+        for each in compilations_so_far()
+        if each.recompile_reason and id(each) not in known
+    )
+
+
+def graph_breaks(before: Counter[str]) -> tuple[GraphBreak, ...]:
+    """Graph breaks since those `before`, by reason, the most frequent first."""
+    found = []
+    for reason, count in (breaks_so_far() - before).most_common():
+        # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
+        explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
+        line = explanation[1] if explanation else _first_line(reason)
+        found.append(GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK]))
+    return tuple(found)
+
+
+def _first_line(reason: object) -> str:
+    return str(reason).strip().splitlines()[0]

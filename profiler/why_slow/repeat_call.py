@@ -17,7 +17,7 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.findings import CallFloor
-from profiler.why_slow.floor import Subject, last_step_s, made_s
+from profiler.why_slow.floor import Subject, at_ceilings_s, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
@@ -280,7 +280,9 @@ class CallGroup:
         subject = self.floor.subjects.get(self.call.model) if self.floor else None
         if subject is None or subject.overhead_s is None or self.call.new_tokens < 2:
             return None
-        return last_step_s(self.call, subject), subject.overhead_s[1]
+        context_len = self.call.prompt_len + self.call.new_tokens - 1
+        last = replace(self.call, kind="forward", prompt_len=1, context_len=context_len, new_tokens=0)
+        return at_ceilings_s(last, subject), subject.overhead_s[1]
 
     @property
     def subject(self) -> Subject | None:
