@@ -92,10 +92,10 @@ def _cores() -> int:
 
 
 def _runs_experts_in_turn(group: CallGroup) -> bool:
-    if group.settings.experts != "eager":
-        return False
-    config = group.model.config.get_text_config()
-    return any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return group.settings.experts == "eager" and any(
+        getattr(group.model.config.get_text_config(), name, 0) for name in names
+    )
 
 
 def _unread_logits(group: CallGroup) -> Candidate | None:

@@ -304,8 +304,10 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     words = "the host launches every step kernel by kernel"
     if known := group.last_step_s:
         gpu_s, host_s = known
-        words = f"the host needs at least {duration(host_s)} to launch a step"
-        words += f", and the GPU {duration(gpu_s)} at its ceilings"
+        words = (
+            f"the host needs at least {duration(host_s)} to launch a step,"
+            f" and the GPU {duration(gpu_s)} at its ceilings"
+        )
         about = max(0.0, 1 - gpu_s / host_s)
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     # A static cache for the whole answer, also for a shorter one, if transformers has that.
@@ -374,8 +376,8 @@ class GraphOfStep:
 def with_implementation(model: Any, part: str, name: str) -> Iterator[None]:
     """A context in which a model's `attn` or `experts` have another implementation; its towers get back their own."""
     attribute = f"_{part}_implementation"
-    parts = [each for each in model.modules() if hasattr(getattr(each, "config", None), attribute)]
-    before = {id(each.config): (each.config, getattr(each.config, attribute)) for each in parts}
+    before = {id(each.config): (each.config, getattr(each.config, attribute))
+              for each in model.modules() if hasattr(getattr(each, "config", None), attribute)}  # fmt: skip
     try:
         getattr(model, f"set{attribute}")(name)
         yield

@@ -34,10 +34,8 @@ def token_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """The first argument that is a tensor of whole numbers [batch, tokens]; None if there is none."""
     import torch
 
-    for value in (*args, *named.values()):
-        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.long, torch.int):
-            return value
-    return None
+    tensors = (value for value in (*args, *named.values()) if isinstance(value, torch.Tensor))
+    return next((each for each in tensors if each.dim() == 2 and each.dtype in (torch.long, torch.int)), None)
 
 
 def repeatable(args: tuple[Any, ...], named: dict[str, Any]) -> Arguments | None:

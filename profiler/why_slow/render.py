@@ -75,8 +75,11 @@ def _spent(why: Why) -> str:
     if not calls and why.seen.unnoted:
         return f"ran, but no call was recorded: {_unnoted_words(why.seen)}"
     if not calls:
-        none = "called no language model in its own process; calls in other processes are not seen"
-        return "loaded a model but called none" if why.seen.loads else none
+        return (
+            "loaded a model but called none"
+            if why.seen.loads
+            else "called no language model in its own process; calls in other processes are not seen"
+        )
     kinds = " and ".join(sorted({call.kind for call in calls}, reverse=True))
     spent = f"spent {duration(why.seen.calls_s)} in {several(len(calls), 'call', 'calls')} of {kinds}"
     if (at_once := most_at_once(calls)) > 1:
@@ -110,8 +113,10 @@ def _slow_module(why: Why) -> list[str]:
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its ceiling"
-    return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
+    return [
+        f"{module.name} ({module.place}) takes {duration(beyond_s)} of {duration(calls_s)} beyond its ceiling,"
+        f" in {often} ({module.where})."
+    ]
 
 
 def _largest_s(why: Why) -> float:
@@ -125,9 +130,10 @@ def _slow_code(why: Why) -> list[str]:
     code_s = sum(part.seconds for part in own)
     if not own or code_s < max(_MUCH * seen.watched_s, _largest_s(why)):
         return []
-    where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    all_of_it = f"{duration(code_s + seen.watched_s)} without imports"
-    return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
+    return [
+        f"The script's own code takes {duration(code_s)} of {duration(code_s + seen.watched_s)} without imports,"
+        f" {duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}."
+    ]
 
 
 def _unnoted_words(seen: Observations) -> str:
@@ -173,8 +179,10 @@ def note_lines(why: Why) -> list[str]:
     lines = [f"{number}. {item.basis}: {item.how}" for number, item in enumerate(why.findings, 1)]
     if breaks := why.seen.graph_breaks:
         often = several(sum(item.count for item in breaks), "time", "times")
-        between = f"Python runs between them: {breaks[0].reason}. fullgraph=True names the line"
-        lines.append(f"torch.compile broke the code into pieces {often}, and {between}; the seconds are unknown")
+        lines.append(
+            f"torch.compile broke the code into pieces {often}, and Python runs between them: {breaks[0].reason}."
+            " fullgraph=True names the line; the seconds are unknown"
+        )
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
     return [*lines, f"recording took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 
@@ -374,10 +382,6 @@ def why_document(why: Why) -> WhyDocument:
 
 
 def why_sections(why: Why) -> list[Section]:
-    findings = [[item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
-                for item in why.findings]  # fmt: skip
-    trials = [[trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)]
-              for trial in why.tried]  # fmt: skip
     # Parts of less than 1 % share the last row.
     wall_s, parts = max(why.seen.wall_s, 1e-9), time_parts(why)
     shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
@@ -392,10 +396,16 @@ def why_sections(why: Why) -> list[Section]:
     )  # fmt: skip
     part_table = text_table(("part", "time", "share"), times, ranked=True)
     finding_table = text_table(
-        ("finding", "saves", "share", "line", "evidence", "change"), findings, texts=("line",),
-        wrapped=("evidence", "change"),
+        ("finding", "saves", "share", "line", "evidence", "change"),
+        [[item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
+         for item in why.findings],
+        texts=("line",), wrapped=("evidence", "change"),
     )  # fmt: skip
-    trial_table = text_table(("tried", "line", "what", "rounds", "saving"), trials, texts=("line", "what"))
+    trial_table = text_table(
+        ("tried", "line", "what", "rounds", "saving"),
+        [[trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)] for trial in why.tried],
+        texts=("line", "what"),
+    )
     incomplete = [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
     return [
         Section("", [Sentences(why_sentences(why))]),

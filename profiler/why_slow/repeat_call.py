@@ -171,9 +171,8 @@ class RepeatedCall:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
         model, watched = self.model(), self.noted.watched
         args, named = self._arguments(model, further)
-        left_out = {name for name, value in self.options.items() if value is None}
         named |= dict.fromkeys(watched.limits, new_tokens) | dict(self.options)
-        named = {name: value for name, value in named.items() if name not in left_out}
+        named = {name: value for name, value in named.items() if name not in self.options or value is not None}
         with self.noted.context.entered(), torch.set_grad_enabled(self.call.settings.gradients):
             if self.call.context_len and watched.takes_cache:
                 named[argument_name(model)] = self._cache(model)
@@ -308,6 +307,9 @@ class CallGroup:
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
         """A change to the call that stands for all, or to that of `more`; by default, the same call `within`."""
         as_is = self.repeated()
-        seconds = statistics.median(other.steady_s for other in self.calls if other.words == self.call.words)
-        common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
+        common: dict[str, Any] = {
+            "where": self.call.where,
+            "as_is": as_is,
+            "seconds": statistics.median(other.steady_s for other in self.calls if other.words == self.call.words),
+        }
         return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)

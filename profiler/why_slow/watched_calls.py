@@ -141,10 +141,8 @@ def _parameters(method: Any) -> tuple[str, ...]:
 def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """The value that `generate` uses: the argument, else that of its generation config, of the model's, the default."""
     configs = (named.get("generation_config"), getattr(model, "generation_config", None))
-    for value in (named.get(name), *(getattr(config, name, None) for config in configs)):
-        if value is not None:
-            return value
-    return default
+    values = (named.get(name), *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), default)
 
 
 def device_map_of(model: Any) -> dict[str, str]:
@@ -169,10 +167,8 @@ def is_spread(model: Any) -> bool:
 
 def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """The token ids passed to a call, [batch, tokens]; None if there are none."""
-    for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
-        if getattr(value, "dim", None) is not None and value.dim() == 2:
-            return value
-    return None
+    values = (named.get("input_ids"), named.get("inputs"), *args[:1])
+    return next((value for value in values if hasattr(value, "dim") and value.dim() == 2), None)
 
 
 def context_len(named: Mapping[str, Any]) -> int:
