@@ -68,11 +68,9 @@ class CallRecord:
     prompt_s: float = 0.0
     failed: str = ""
     read: LogitsRead | None = None
-    """The positions of its logits that were read; None if unknown."""
     autocast: tuple[int, str] = (0, "")
     """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
-    """The attention of a plain model's forward; None if none was seen."""
 
     @property
     def kind(self) -> CallKind:

@@ -40,9 +40,7 @@ _LINK_S = 1.0
 
 def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Finding]:
     """What placement costs calls at most, where no trial can show it; `untried` gets what cannot be measured."""
-    for group in groups:
-        if is_plain(group.model) or not is_spread(group.model):
-            continue
+    for group in [each for each in groups if not is_plain(each.model) and is_spread(each.model)]:
         try:
             yield from _over_the_link(group)
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
@@ -114,18 +112,17 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
             continue
         try:
             plan_s = _plan_s(own[0].model, shapes, masked=any(call.padding for call in calls))
+            yield Finding(
+                "attention-plans", min(len(shapes) * plan_s, sum(call.seconds for call in calls)),
+                max(own, key=lambda group: group.seconds).calls[0].where,
+                f"{len(shapes)} KV lengths are new to the process, and cuDNN builds an attention plan for each,"
+                f" {duration(plan_s)}",
+                "call torch.backends.cuda.enable_cudnn_sdp(False) first: the other kernels need no plan;"
+                ' cache_implementation="static" has one length',
+                "measured", "attention at new KV lengths, with cuDNN and without, times their number", once=True,
+            )  # fmt: skip
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without this
             untried.add(f"attention-plans ({own[0].loaded_at})", first_line(error))
-            continue
-        saves_s = min(len(shapes) * plan_s, sum(call.seconds for call in calls))
-        yield Finding(
-            "attention-plans", saves_s, max(own, key=lambda group: group.seconds).calls[0].where,
-            f"{len(shapes)} KV lengths are new to the process, and cuDNN builds an attention plan for each,"
-            f" {duration(plan_s)}",
-            "call torch.backends.cuda.enable_cudnn_sdp(False) first: the other kernels need no plan;"
-            ' cache_implementation="static" has one length',
-            "measured", "attention at new KV lengths, with cuDNN and without, times their number", once=True,
-        )  # fmt: skip
 
 
 def _plan_s(model: Any, shapes: set[tuple[int, int]], *, masked: bool) -> float:
@@ -168,7 +165,7 @@ def conversion_findings(seen: Observations, models: Sequence[Any]) -> Iterator[F
     for load, model in zip(seen.loads, models, strict=True):
         if load.conversion and load.source not in known:
             known.add(load.source)
-            read_s = read_weights_s(model)
+            read_s = None if model is None else read_weights_s(model)
             yield Finding(
                 "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
                 f"{load.conversion} at every start", load.instead,
@@ -182,8 +179,6 @@ def read_weights_s(model: Any) -> float | None:
 
     Of more than 512 MiB, a part is written and read, and represents all.
     """
-    if model is None:
-        return None
     weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
     whole: int = sum(tensor.nbytes for tensor in weights)
     part = min(whole, _MOST_BYTES)

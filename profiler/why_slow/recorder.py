@@ -51,7 +51,6 @@ def breaks_so_far() -> Counter[str]:
 
 
 def compilations_so_far() -> list[Any]:
-    """Metrics of all compilations of torch.compile in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return list(utils.get_compilation_metrics()) if utils is not None else []
 

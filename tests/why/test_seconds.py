@@ -474,7 +474,6 @@ def test_reading_weights_is_that_of_a_part_if_they_are_many(monkeypatch: pytest.
     assert costs.read_weights_s(model) == 2.0
     monkeypatch.setattr(costs, "_MOST_BYTES", 64)
     assert costs.read_weights_s(model) == 8.0
-    assert costs.read_weights_s(None) is None
     monkeypatch.setattr(costs.tempfile, "TemporaryDirectory", Mock(side_effect=OSError("No space left on device")))
     assert costs.read_weights_s(model) is None
 
