@@ -17,7 +17,14 @@ from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
 from profiler.why_slow.batch_and_loop_changes import grows_by_a_token
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.change_registry import candidates
-from profiler.why_slow.costs import conversion_findings, placement_findings, plan_findings
+from profiler.why_slow.costs import (
+    ModuleTimes,
+    conversion_findings,
+    fallback_findings,
+    module_times,
+    placement_findings,
+    plan_findings,
+)
 from profiler.why_slow.findings import (
     FEW_ROUNDS,
     LEAST_ROUNDS,
@@ -34,7 +41,6 @@ from profiler.why_slow.findings import (
     judge_calls,
 )
 from profiler.why_slow.floor import Subject, floor_of_calls, subjects_of
-from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, repeat

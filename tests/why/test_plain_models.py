@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
 from profiler.why_slow import model_changes
+from profiler.why_slow.costs import module_times
 from profiler.why_slow.floor import floor_of_calls, plain_work, subjects_of
-from profiler.why_slow.module_times import module_times
 
 WIDTH, ENTRIES, STEPS = 32, 48, 4
 LINEARS = 3

@@ -32,10 +32,9 @@ from profiler.why_slow import costs, trials
 from profiler.why_slow.batch_and_loop_changes import batching_change
 from profiler.why_slow.call_record import Callback
 from profiler.why_slow.command import explained
-from profiler.why_slow.costs import conversion_findings
+from profiler.why_slow.costs import ModuleTimes, conversion_findings, module_times
 from profiler.why_slow.findings import CallFloor, SlowModule, Untried, Why, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
-from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, Load, Observations, OwnLine, Recompilation, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
