@@ -290,7 +290,7 @@ class Recorder:
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where,
             self.noting_s + self.touched * _WRAPPER_S, interrupted, recompilations(self._compilations),
-            by_line(self.again_s), graph_breaks(self._breaks), self.unnoted, tuple(self.fallbacks),
+            by_line(self.again_s), graph_breaks(self._breaks), self.unnoted.copy(), tuple(self.fallbacks),
             own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s, callbacks=self.functions,
             waited_s=waited_s,
         )  # fmt: skip
