@@ -173,7 +173,7 @@ def test_reads_of_a_loop_are_named_with_what_they_cost() -> None:
         recorder = Recorder()
         with watched(recorder):
             loop(model, reads=False)
-        assert recorder.reads.after(recorder.notes[-1].where) == ()
+        assert recorder.reads_after(recorder.notes[-1].where) == ()
     first = why.findings[0]
     assert first.id == "host-sync"
     assert f"the host reads {STEPS - 1} values" in first.evidence
