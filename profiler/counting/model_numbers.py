@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.floor import MOST, StepFloor, ceiling_times, compute_bound_from, least
+from profiler.counting.floor import MOST, StepFloor, ceiling_times, least
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
@@ -154,7 +154,9 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
         gpu=ceilings.name,
         bytes_per_s=ceilings.bytes_per_s,
         sustained_bytes_per_s=ceilings.sustained_bytes_per_s,
-        tokens_per_s_at_most=1 / floor_under(work, one, ceilings, counted.dtype).total_s if largest or served else None,
+        tokens_per_s_at_most=1 / float(floor_under(work, one, ceilings, counted.dtype).floor_s)
+        if largest or served
+        else None,
         linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, ceilings, counted.dtype),
         compute_bound_from_batch=compute_bound_from_batch(work, one, ceilings, counted.dtype),
         largest_batch=largest,
@@ -166,13 +168,12 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
 
 def floor_under(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> StepFloor:
     """Return the floor of a step of scalars; `dtype` is the model's."""
-    compute_s, memory_s = ceiling_times(work, step, ceilings, dtype)
-    return StepFloor(float(compute_s), float(memory_s))
+    return StepFloor(*ceiling_times(work, step, ceilings, dtype))
 
 
 def compute_bound_from_batch(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> int | None:
-    """Return the smallest batch from which such a step is compute-bound (`compute_bound_from`), or None."""
-    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), ceilings, dtype))
+    """Return the smallest batch from which such a step is compute-bound, or None."""
+    return least(lambda batch: floor_under(work, replace(step, batch=batch), ceilings, dtype).bound == "compute")
 
 
 def _architecture(work: ModelWork) -> Architecture:
