@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from profiler.counting.caches import Cache, cache_of
-from profiler.counting.kernels import Call, Cost, eager, fused, math
+from profiler.counting.kernels import Call, Cost, causal_pairs, chunked_pairs, eager, fused, math, read_again
 from profiler.counting.operators import Operator, OperatorGroup
-from profiler.counting.pairs import causal_pairs, chunked_pairs, read_again
 from profiler.facts.operators import Cause
 from profiler.facts.step import UNFUSED_KERNEL, Count, ExecutionPath, Heads, Step, Work
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from profiler.counting.kernels import causal_pairs, read_again
 from profiler.counting.operators import Operator, OperatorGroup
-from profiler.counting.pairs import causal_pairs, read_again
 from profiler.facts.operators import Cause
 from profiler.facts.step import FLOAT32_BYTES, Count, ExecutionPath, Step, Work
 
