@@ -309,7 +309,6 @@ class ModelWork:
 
     operators: tuple[Operator, ...]
     params: int
-    understood_params: int
     unknown: tuple[str, ...]
     """Names of modules whose parameters are not in any operator."""
     not_run: tuple[str, ...] = ()
@@ -328,11 +327,8 @@ class ModelWork:
     """FLOPs of the towers for one square picture, or 0 if its patches are not known."""
     picture_pixels: int = 0
     """The side of that picture."""
-
-    @property
-    def coverage(self) -> float:
-        """Share of the parameters in the operators; below 1 if there are `unknown` modules."""
-        return self.understood_params / self.params if self.params else 1.0
+    coverage: float = 1.0
+    """Share of the parameters in the operators; below 1 if there are `unknown` modules."""
 
     def of_kind(self, kind: type[Kind]) -> list[Kind]:
         return [operator for operator in self.operators if isinstance(operator, kind)]

@@ -44,8 +44,7 @@ def walk_rank(model: Any, ranks: int, rank: int = 0, quant: Quant = "none") -> M
         rows = replace(source, count=1) if isinstance(source, Linear | Experts) else None
         counts[replace(named, source=rows)] += 1
     collectives = tuple(replace(collective, count=count) for collective, count in counts.items())
-    understood = round(work.coverage * params)
-    return replace(work, operators=work.operators + collectives, params=params, understood_params=understood)
+    return replace(work, operators=work.operators + collectives, params=params)
 
 
 def check_cut(ranks: int, source: ModelSource, quant: Quant = "none") -> None:
@@ -62,14 +61,16 @@ def check_ranks(model: Any, ranks: int) -> None:
     """Raises RequestError for a model that transformers' plan cannot split into `ranks`."""
     if ranks < 2:
         raise RequestError(f"--tp {ranks} is not possible; use 2 or more ranks, or omit --tp.")
-    kind = getattr(model.config, "model_type", type(model).__name__)
     if published_format(model.config) not in (None, "fp8"):
         raise RequestError(
             f"--tp {ranks}: the weights of this checkpoint are quantised, and packed weights cannot be split; use the"
             " checkpoint that it was quantised from."
         )
     if not _plan(model):
-        raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one GPU.")
+        raise RequestError(
+            f"--tp {ranks}: transformers has no tensor parallel plan for {model.config.model_type!r};"
+            " run it on one GPU."
+        )
     for _, module, query, kv in _split_attentions(model):
         latent = hasattr(module, "kv_b_proj")
         # Copies of KV heads need separate projections of K and V.

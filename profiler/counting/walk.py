@@ -33,9 +33,6 @@ from profiler.quant.checkpoints import MX_BLOCK
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-# Modules that run every expert on every token, whatever the router chooses.
-_DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
-
 # Parameters that are not in a module of their own: matrices of hyper-connections (arXiv:2409.19606), of an indexer's
 # gate and of RG-LRU's gates, and what is added to each key of a block.
 _LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate", "input_gate_weight", "recurrent_gate_weight"})
@@ -58,7 +55,6 @@ def walk(model: Any) -> ModelWork:
     return ModelWork(
         operators=tuple(replace(op, count=count, repeats=repeats[op]) for op, count in counts.items()),
         params=visitor.total_params,
-        understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
@@ -68,6 +64,7 @@ def walk(model: Any) -> ModelWork:
         tower_params=visitor.group_params["towers"],
         tower_flops=tower_flops,
         picture_pixels=pixels,
+        coverage=(visitor.total_params - visitor.unknown_params) / visitor.total_params,
     )
 
 
@@ -401,7 +398,8 @@ class _Visitor:
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,
             row_elements=kinds.row_elements(module, matrices, self.dtype),
-            runs_all=type(module).__name__ in _DENSE_EXPERTS,
+            # It runs every expert on every token, whatever the router chooses.
+            runs_all=type(module).__name__ == "Llama4TextExperts",
             loops=isinstance(module, nn.ModuleList),
             gathers=kinds.gathers(module) and dtype == self.dtype,
         )

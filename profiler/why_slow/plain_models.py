@@ -114,4 +114,4 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
     if rest:
         operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
     params = sum(each.numel() for each in model.parameters())
-    return ModelWork(tuple(operators), params, params, ())
+    return ModelWork(tuple(operators), params, ())

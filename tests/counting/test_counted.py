@@ -71,7 +71,7 @@ def test_other_models_and_formats_are_none() -> None:
 )
 def test_operators_that_no_card_has(operator: Operator) -> None:
     """The modules that the walk does not understand are restored too."""
-    work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
+    work = ModelWork((operator,), 100, ("mixer.odd",), ("tower",), coverage=0.9)
     model = from_json(json.loads(json.dumps(counts_json(CountedModel(work, 200)))))
     assert model.weight_bytes == 200
     read = model.work

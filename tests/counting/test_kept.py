@@ -274,7 +274,7 @@ def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dt
     assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
     later = replace(path, residual_tokens=stored.residual(3))
-    kept = cache_bytes(ModelWork((core,), 0, 0, ()), 2, PROMPT + 3, later)
+    kept = cache_bytes(ModelWork((core,), 0, ()), 2, PROMPT + 3, later)
     assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
 
 
