@@ -93,10 +93,9 @@ def auto_class(config: Any) -> Any:
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto
-    kind = getattr(config, "model_type", type(config).__name__)
     raise ModelError(
-        f"transformers has no model that generates text for {kind!r}; pass the folder of a causal LM, or one whose"
-        " config.json has only the text_config of this model."
+        f"transformers has no model that generates text for {config.model_type!r}; pass the folder of a causal LM, or"
+        " one whose config.json has only the text_config of this model."
     )
 
 

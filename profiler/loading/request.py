@@ -88,11 +88,6 @@ def model_dtype(name: str, config: object) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
 
-def in_16_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return `dtype`, or bfloat16 for float32: the dtype on a rented GPU."""
-    return torch.bfloat16 if dtype is torch.float32 else dtype
-
-
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
     """Return the dtype of a model; `auto`: float32 on a CPU, 16 bits if quantised. Raises RequestError."""
     dtype = model_dtype(name, config)
