@@ -13,8 +13,7 @@ from profiler.counting.model_numbers import ModelNumbers
 from profiler.data.ceiling_set import sustained_words
 from profiler.data.free_memory import SURE_SHARE
 from profiler.json_document import Document
-from profiler.quant.registry import FORMATS
-from profiler.quant.stored_formats import flag_of
+from profiler.quant.registry import FORMATS, flag_of
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 

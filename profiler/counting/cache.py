@@ -9,7 +9,7 @@ from profiler.counting.preset_counts import CountedModel, counts_json, from_json
 from profiler.counting.stored_bits import in_bits
 from profiler.loading.source import ModelSource
 from profiler.packages import version_of
-from profiler.quant.stored_formats import stored_format
+from profiler.quant.registry import stored_format
 from profiler.user_cache import cache_path, write_cache
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -35,8 +35,7 @@ from profiler.loading.request import dtype_name, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
 from profiler.quant.checkpoints import Gguf, as_dense_config, counted_config, gguf_format, published_format
-from profiler.quant.registry import Quant, known_quant
-from profiler.quant.stored_formats import stored_format
+from profiler.quant.registry import Quant, known_quant, stored_format
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from profiler.counting.attention import Compressor
 from profiler.counting.module_kinds import has_state
 from profiler.counting.operators import ModelWork
-from profiler.counting.sparse_attention import Compressor
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
-from profiler.counting.sparse_attention import Indexer
 from profiler.data.free_memory import SURE_SHARE
 from profiler.facts.step import FLOAT32_BYTES, UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 

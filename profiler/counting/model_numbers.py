@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Compressor
 from profiler.counting.floor import MOST, StepFloor, ceiling_times, least
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.sparse_attention import Compressor
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiler.counting import module_kinds as kinds
-from profiler.counting.attention import AttentionCore, LatentCore
+from profiler.counting.attention import AttentionCore, Compressor, Indexer, LatentCore
 from profiler.counting.operators import (
     Convolution,
     Elementwise,
@@ -24,7 +24,6 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
-from profiler.counting.sparse_attention import Compressor, Indexer
 from profiler.errors import ModelError
 from profiler.facts.step import FLOAT32_BYTES, StoredWeight
 from profiler.loading.cache_argument import keeps_last_logits

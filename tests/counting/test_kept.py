@@ -11,7 +11,7 @@ from small_models import SIZES
 from traffic import Traffic
 from transformers import AutoConfig, LlamaConfig
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count, counted_module
 from profiler.counting.grid_count import count_grid
@@ -19,7 +19,6 @@ from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Elementwise, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.sparse_attention import Indexer
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import ceilings_called
 from profiler.engines.caches import quantized_cache
