@@ -13,9 +13,6 @@ from profiler.packages import MISSING, install_command, version_of
 from profiler.quant.bitsandbytes import import_bitsandbytes
 from profiler.units import percent, processors, scaled
 
-_LITTLE_FREE = 0.8
-"""Below this share of a GPU's memory, other processes use some of it."""
-
 
 def card(machine: Machine) -> Found:
     """Report the device and its datasheet, and check that it runs a kernel of this torch."""
@@ -41,7 +38,7 @@ def free_memory(machine: Machine) -> Found:
     """Report the free memory, and whether other processes use memory of the GPU."""
     free, total = machine.available_bytes(), machine.info.memory_bytes
     words = f"{scaled(free, 'B')} free of {scaled(total, 'B')}"
-    if machine.is_cuda and free < _LITTLE_FREE * total:
+    if machine.is_cuda and free < 0.8 * total:
         return False, f"{words}: other processes hold {percent(1 - free / total)} of it"
     return True, words
 

@@ -12,7 +12,6 @@ from profiler.packages import version_of
 from profiler.quant.registry import stored_format
 from profiler.user_cache import cache_path, write_cache
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 # The walk depends on their modules, formats and layouts.
 _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
 
@@ -67,6 +66,6 @@ def _config(source: ModelSource) -> str | None:
 def rules_digest() -> str:
     """Return a digest of this package's source, so that a changed rule invalidates the cache."""
     digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*.py")):
+    for file in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -179,11 +179,12 @@ def _architecture(work: ModelWork) -> Architecture:
     cores = work.of_kind(AttentionCore)
     heads = [operator for operator in work.of_kind(Linear) if operator.group == "lm_head"]
     experts = work.of_kind(Experts)
-    embeddings = [operator.width for operator in work.of_kind(Embedding)]
     return Architecture(
         layers=work.layers,
         attention_layers=sum(core.count for core in cores),
-        hidden_size=heads[0].weight.in_features if heads else max(embeddings, default=0),
+        hidden_size=heads[0].weight.in_features
+        if heads
+        else max((table.width for table in work.of_kind(Embedding)), default=0),
         query_heads=cores[0].query_heads if cores else 0,
         kv_heads=cores[0].kv_heads if cores else 0,
         head_dim=cores[0].qk_dim if cores else 0,

@@ -16,14 +16,11 @@ from profiler.units import visible
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest
 
-SourceKind = Literal["card", "hub", "folder", "gguf"]
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel has the presets inside the package; a checkout has them next to it.
 _PRESETS = next(folder for folder in (_PACKAGE / "models", _PACKAGE.parent / "models") if folder.is_dir())
 # The index of a model of 61 layers with 256 experts each (DeepSeek-V3) has 9 MB.
 _MOST_JSON_BYTES = 100_000_000
-_LONGEST_NAME = 100
 
 
 class Preset(BaseModel):
@@ -45,7 +42,7 @@ class Preset(BaseModel):
 class ModelSource:
     """The location of a model. The kind `card` is a preset."""
 
-    kind: SourceKind
+    kind: Literal["card", "hub", "folder", "gguf"]
     name: str
     """The model's name in a run: the preset's name, the hub id, or the name of the folder or file."""
     path: Path | None = None
@@ -75,7 +72,7 @@ def resolve(model: str) -> ModelSource:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, a NUL, an unknown user's home
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{visible(model[:_LONGEST_NAME])!r} is not a model's name: {reason}.") from None
+        raise ModelError(f"{visible(model[:100])!r} is not a model's name: {reason}.") from None
     if is_folder:
         return _resolve_folder(path)
     if is_file:
@@ -99,8 +96,7 @@ def resolve(model: str) -> ModelSource:
 
 def _resolve_folder(path: Path) -> ModelSource:
     config = path / "config.json"
-    adapter = path / "adapter_config.json"
-    if adapter.is_file():
+    if (path / "adapter_config.json").is_file():
         raise ModelError(
             f"the folder {str(path)!r} contains an adapter, which transformers would apply to a model from elsewhere;"
             ' merge the two and pass the result: python -c "from peft import AutoPeftModelForCausalLM as Model;'

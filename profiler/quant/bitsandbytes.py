@@ -33,9 +33,6 @@ _FUSED_FLOOR = 4
 _CODE_ENTRIES_4BIT = 16
 _CODE_ENTRIES_8BIT = 256
 _BFLOAT16_BYTES = 2
-# The fused kernel needs blocks of 64 inputs in tiles of 32 outputs (`_convert_weight_packed_for_cpu`).
-_FUSED_INPUTS = 64
-_FUSED_OUTPUTS = 32
 
 
 def import_bitsandbytes() -> Any:
@@ -92,7 +89,8 @@ def settle_four_bit(module: nn.Module, device: torch.device | None, format_name:
         if device is not None:
             layer.planned_device = device
         layer.support_avx512bf16_for_cpu &= device is not None and device.type == "cpu"
-        sides = (("inputs", layer.in_features, _FUSED_INPUTS), ("outputs", layer.out_features, _FUSED_OUTPUTS))
+        # It needs blocks of 64 inputs in tiles of 32 outputs (`_convert_weight_packed_for_cpu`).
+        sides = (("inputs", layer.in_features, 64), ("outputs", layer.out_features, 32))
         for side, features, tile in sides:
             if layer.support_avx512bf16_for_cpu and features % tile:
                 raise ModelError(

@@ -269,7 +269,6 @@ _ALSO |= {f"{bits}bit": f"{bits}.5 bits" for bits in range(2, 9)}
 _DENSE = "16 bits"
 _ALSO |= dict.fromkeys(("f16", "fp16", "bf16"), _DENSE)
 _WIDTHS = {"fp8": 8, "int8": 8, "nf4": 4}  # of formats that run here as well
-_FEW_BITS = 6
 
 
 @dataclass(frozen=True)
@@ -289,7 +288,7 @@ class StoredFormat:
     @property
     def published_as(self) -> str:
         """The format whose published results stand for its own: weights in about as many bits."""
-        return "int4wo" if self.bits < _FEW_BITS else "int8wo"
+        return "int4wo" if self.bits < 6 else "int8wo"
 
 
 @cache
