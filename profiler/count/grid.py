@@ -202,8 +202,7 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     """Return the document of a grid; what does not fit has no floor (null)."""
     frame = grid_frame(grid)
     records: Any = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    head = (grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note)
-    return GridDocument(*head, numbers, records)
+    return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note, numbers, records)
 
 
 def _title(grid: GridCount) -> Lines:

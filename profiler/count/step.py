@@ -146,9 +146,16 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
     rows = []
     for gpu in gpus:
         if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None:
-            bytes_words = [scaled(gpu.needs_bytes, "B"), scaled(gpu.room_bytes, "B")]
-            ridge = significant(gpu.ridge_flops_per_byte)
-            rows.append([gpu.gpu, ridge, duration(gpu.floor_s), gpu.bound or "-", *bytes_words])
+            rows.append(
+                [
+                    gpu.gpu,
+                    significant(gpu.ridge_flops_per_byte),
+                    duration(gpu.floor_s),
+                    gpu.bound or "-",
+                    scaled(gpu.needs_bytes, "B"),
+                    scaled(gpu.room_bytes, "B"),
+                ]
+            )
     headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "free memory")
     return text_table(headings, rows, texts=("bound by",))
 

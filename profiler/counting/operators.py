@@ -289,7 +289,6 @@ class Collective(Operator):
     """The operator whose result is exchanged; it decides the number of rows. None: one row per token."""
     width: int
     """Elements per row of the whole result."""
-    itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         rows: Any = step.tokens
@@ -297,7 +296,7 @@ class Collective(Operator):
             rows = self.source.executed(step, path)
         elif isinstance(self.source, Experts) and self.source.runs_all:
             rows = step.tokens * self.source.num_experts
-        return Work(link_bytes=rows * self.width * self.itemsize)
+        return Work(link_bytes=rows * self.width * self.dtype.itemsize)
 
 
 Kind = TypeVar("Kind", bound=Operator)

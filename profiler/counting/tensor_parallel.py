@@ -113,9 +113,6 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
             module._parameters[key] = shares[id(param)]
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, nn.Conv1d):
-            module.groups = module.groups * module.weight.shape[0] // module.out_channels
-            module.out_channels = module.weight.shape[0]
 
 
 def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: int, piece: int) -> tuple[int, ...]:
@@ -156,4 +153,4 @@ def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
             continue
         kind: CollectiveKind = "all_reduce" if style in _REDUCES else "all_gather"
         width = first_of(module, "out_features", "embedding_dim") or int(model.config.get_text_config().hidden_size)
-        yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width, dtype.itemsize))
+        yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width))

@@ -178,8 +178,8 @@ class _Visitor:
         if isinstance(module, nn.Embedding):
             yield self._embedding(short, name, module)
         elif formats.is_gguf_table(module):
-            table = module.weight  # [rows, bytes per row]
-            yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
+            # Its weight is [rows, bytes per row].
+            yield Embedding(short, self.dtype, module.weight.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
             read = self._reads_again(module)
             if read and "adapter_list." in f"{name}.":

@@ -127,5 +127,4 @@ def _random_like(states_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noq
 
 def greedy_token(output: Any) -> torch.Tensor:
     """Return the most likely next tokens of a model's output, [batch, 1]."""
-    tokens: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
-    return tokens
+    return output.logits[:, -1:].argmax(dim=-1)

@@ -110,8 +110,9 @@ class CompileEngine(StaticEngine):
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
         torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
-        mode = "reduce-overhead" if machine.captures else None
-        self._compiled: Callable[..., torch.Tensor] = torch.compile(self._token, dynamic=False, mode=mode)
+        self._compiled: Callable[..., torch.Tensor] = torch.compile(
+            self._token, dynamic=False, mode="reduce-overhead" if machine.captures else None
+        )
         # The host counts the position of a moving window; that number must be neither compiled in nor captured. The
         # step has a function of its own there, since torch caches compiled code by function.
         self._compiled_moving: Callable[..., torch.Tensor] = torch.compile(lambda *step: self._token(*step))
@@ -271,7 +272,7 @@ class GraphEngine(StaticEngine):
 
 def greedy_tokens(model: Any, ids_BS: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:  # noqa: N803
     """Return the new tokens [batch, new] of a greedy `generate`; `options` are further arguments of it."""
-    tokens: torch.Tensor = model.generate(
+    tokens = model.generate(
         ids_BS,
         attention_mask=torch.ones_like(ids_BS),
         max_new_tokens=new_tokens,

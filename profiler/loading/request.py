@@ -63,11 +63,6 @@ class LoadedModel:
     fit: CheckpointFit = CheckpointFit()
 
     @property
-    def offloaded(self) -> bool:
-        """True if some weights cross a link to the device in every step."""
-        return bool(self.offloaded_bytes)
-
-    @property
     def config(self) -> Any:
         return self.module.config
 

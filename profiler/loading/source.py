@@ -175,11 +175,10 @@ def _check_safetensors(file: Path) -> None:
 
     try:
         with safe_open(file, framework="pt") as checkpoint:
-            empty = not checkpoint.keys()
+            if not checkpoint.keys():
+                raise ModelError(f"{file.name} contains no tensors; download the checkpoint again.")
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{file.name} cannot be read as a safetensors file: {first_line(error)}.") from None
-    if empty:
-        raise ModelError(f"{file.name} contains no tensors; download the checkpoint again.")
 
 
 Weights = Literal["auto", "checkpoint", "random"]

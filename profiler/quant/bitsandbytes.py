@@ -201,8 +201,7 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
 
 def _has_table() -> bool:
     """Return whether this bitsandbytes chooses 4-bit kernels by a table: from 0.50 on. Raises what its import does."""
-    version: str = import_module("bitsandbytes").__version__
-    return tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
+    return tuple(map(int, import_module("bitsandbytes").__version__.split(".")[:2])) >= (0, 50)
 
 
 @cache

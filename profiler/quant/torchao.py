@@ -132,8 +132,13 @@ def stored(module: Any) -> StoredWeight:
     name = known.name if known else type(weight).__name__
     if getattr(weight, "act_quant_kwargs", None) is not None:  # its inputs are quantised as well
         return stored_as(name, module, storage_bytes([weight]), weight.qdata.dtype)
-    dense_from_rows = 1 if name in ("int8wo", "fp8") else None
-    return stored_as(name, module, storage_bytes([weight]), weight.dtype, dense_from_rows=dense_from_rows)
+    return stored_as(
+        name,
+        module,
+        storage_bytes([weight]),
+        weight.dtype,
+        dense_from_rows=1 if name in ("int8wo", "fp8") else None,
+    )
 
 
 def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:

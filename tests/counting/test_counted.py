@@ -66,7 +66,7 @@ def test_other_models_and_formats_are_none() -> None:
     [
         RecurrentState("mixer", torch.float32, 64, 5, 4, count=2),
         Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2),
-        Collective("all", torch.bfloat16, "all_reduce", 2, Embedding("e", torch.bfloat16, 8, 2), 8, 2, count=3),
+        Collective("all", torch.bfloat16, "all_reduce", 2, Embedding("e", torch.bfloat16, 8, 2), 8, count=3),
     ],
 )
 def test_operators_that_no_card_has(operator: Operator) -> None:

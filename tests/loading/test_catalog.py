@@ -75,7 +75,7 @@ def test_gguf_is_the_real_model(smollm2: LoadedModel, gguf_file: Path) -> None:
 
     assert walk(smollm2.module).params == 134_515_008
     assert smollm2.fit == CheckpointFit()
-    assert not smollm2.offloaded
+    assert not smollm2.offloaded_bytes
     assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)", "its name says Q4_1, and its embedding table is in Q8_0"
     tokenizer = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
