@@ -19,16 +19,13 @@ _BACKENDS = {0: UNFUSED_KERNEL, 1: "flash", 2: "memory-efficient", 3: "cudnn", 4
 
 @dataclass(frozen=True)
 class SdpaStep:
-    """A step of one sequence, about whose attention torch and transformers are asked."""
+    """A step of one sequence, `query` new tokens that see `keys`, about which torch and transformers are asked."""
 
     device: torch.device
     dtype: torch.dtype
     query: int
-    """New tokens."""
     keys: int
-    """Keys that they see."""
     compiled: bool = False
-    """Whether it runs under torch.compile."""
 
 
 def attention_path(attention: str, cores: Sequence[AttentionCore], step: SdpaStep) -> ExecutionPath:

@@ -391,9 +391,6 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
 
 def as_value(operator: Operator, name: str, work: Work, step: Step | None = None) -> OperatorWork:
     """Return work in scalars as a value for a run folder, with its matmuls in a step of scalars."""
-    bus_bytes: Amount = 0
-    if isinstance(operator, Collective):
-        bus_bytes = plain_number(work.link_bytes * bus_share(operator.kind, operator.ranks))
     return OperatorWork(
         operator=name,
         group=operator.group,
@@ -403,7 +400,9 @@ def as_value(operator: Operator, name: str, work: Work, step: Step | None = None
         weight_bytes=plain_number(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
         kv_bytes=plain_number(work.kv_read_bytes + work.kv_write_bytes + work.state_bytes),
         activation_bytes=plain_number(work.activation_bytes),
-        bus_bytes=bus_bytes,
+        bus_bytes=plain_number(work.link_bytes * bus_share(operator.kind, operator.ranks))
+        if isinstance(operator, Collective)
+        else 0,
         redundant_flops=_amounts(work.redundant_flops),
         redundant_bytes=_amounts(work.redundant_bytes),
         gemms=" ".join(map(str, operator.gemms(step))) if step else "",

@@ -51,9 +51,10 @@ def walk(model: Any) -> ModelWork:
         counts[first] += 1
         repeats[first] += operator.repeats
     tower_flops, pixels = kinds.picture_flops(model, visitor.towers)
+    params = sum(visitor.counted.values())
     return ModelWork(
         operators=tuple(replace(op, count=count, repeats=repeats[op]) for op, count in counts.items()),
-        params=visitor.total_params,
+        params=params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
@@ -63,7 +64,7 @@ def walk(model: Any) -> ModelWork:
         tower_params=visitor.group_params["towers"],
         tower_flops=tower_flops,
         picture_pixels=pixels,
-        coverage=(visitor.total_params - visitor.unknown_params) / visitor.total_params,
+        coverage=(params - visitor.unknown_params) / params,
     )
 
 
@@ -141,8 +142,7 @@ class _Visitor:
         self.top_k: int | None = None
         self.group_params = Counter[str]()
         self.unknown_params = 0
-        self.total_params = 0
-        self._counted: set[int] = set()
+        self.counted: dict[int, int] = {}
         self._read: set[int] = set()
 
     def visit(self) -> Iterator[Operator]:
@@ -205,8 +205,7 @@ class _Visitor:
                 yield self._indexer(short, module)
             if kinds.compresses(module):
                 yield self._compressor(short, name, module)
-            if (state := self._state(short, module)) is not None:
-                yield state
+            yield from self._state(short, module)
             yield from self._other_parameters(short, module, params)
         yield from self._residuals(short, module)
 
@@ -246,8 +245,8 @@ class _Visitor:
             itemsize=FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.dtype.itemsize,
         )
 
-    def _state(self, short: str, module: Any) -> RecurrentState | None:
-        """Return the state of a state-space or linear-attention mixer, or None for other modules.
+    def _state(self, short: str, module: Any) -> Iterator[RecurrentState]:
+        """Yield the state of a state-space or linear-attention mixer, and none of other modules.
 
         transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention and
         mLSTM in the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
@@ -256,7 +255,7 @@ class _Visitor:
         b v k^T, o = S q has 7 (Gated DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
         """
         if not kinds.is_recurrent(module):
-            return None
+            return
         decay, kind = getattr(module, "A_log", None), type(module).__name__
         in_model_dtype = "Lightning" in kind or "LSTM" in kind
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
@@ -273,10 +272,10 @@ class _Visitor:
             sizes = [kinds.first_of(module, *names) for names in shape]
             if not all(sizes):
                 self.unknown.append(f"{short} (the size of its state)")
-                return None
+                return
             elements = math.prod(map(int, sizes))
         decays = kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is not None
-        return RecurrentState(
+        yield RecurrentState(
             name=f"{short}.state",
             dtype=self.dtype,
             state_elements=elements,
@@ -315,12 +314,11 @@ class _Visitor:
         )
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> dict[int, int]:
-        """Add a module's parameters to the total, shared ones once; return the numbers that were added, by identity."""
+        """Count a module's parameters, shared ones once; return the numbers that were added, by identity."""
         owners = module.modules() if recurse else (module,)
         found = {identity: params for owner in owners for identity, params in formats.own_params(owner).items()}
-        added = {identity: params for identity, params in found.items() if identity not in self._counted}
-        self._counted |= added.keys()
-        self.total_params += sum(added.values())
+        added = {identity: params for identity, params in found.items() if identity not in self.counted}
+        self.counted |= added
         return added
 
     def _reads_again(self, module: nn.Module) -> int:
@@ -426,9 +424,8 @@ class _Visitor:
         if not kinds.is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
         query_heads, kv_heads, head_dim = kinds.attention_heads(parent, self.config)
-        if width != head_dim:
-            return 1
-        return query_heads if leaf.startswith("q") else kv_heads
+        heads = query_heads if leaf.startswith("q") else kv_heads
+        return heads if width == head_dim else 1
 
     def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
         """Return q * cos + rotate_half(q) * sin for q and k: negate half, concatenate, two products, one sum."""

@@ -37,10 +37,8 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
     start_s = now_s()
     with quiet_libraries(), model_errors(f"{request.source.name} does not load"):
         try:
-            if request.weights == "random":
-                (module, placement), fit = build_random(request, config, other_bytes_of), CheckpointFit()
-            else:
-                module, placement, fit = _load_checkpoint(request, config, other_bytes_of)
+            make = _build_random if request.weights == "random" else _load_checkpoint
+            module, placement, fit = make(request, config, other_bytes_of)
         except OSError as error:
             if request.source.path is not None:
                 raise
@@ -126,9 +124,9 @@ def _load_checkpoint(
     return module, placement, CheckpointFit(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])))
 
 
-def build_random(
+def _build_random(
     request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf
-) -> tuple[nn.Module, DeviceMap | None]:
+) -> tuple[nn.Module, DeviceMap | None, CheckpointFit]:
     """Return the model of `request` with random weights, and accelerate's placement if the model does not fit."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
@@ -148,7 +146,7 @@ def build_random(
     module.tie_weights()
     if placement is not None:
         dispatch(module, placement, request.device, on_disk)
-    return module, placement
+    return module, placement, CheckpointFit()
 
 
 def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap | None) -> dict[str, Any]:

@@ -116,17 +116,11 @@ def stored(module: Any) -> StoredWeight:
     """Return how a weight of bitsandbytes is stored at a step, the first of which changes the layout of some.
 
     A CPU with AVX512-BF16 repacks 4 bits for its fused kernel, which computes in bfloat16 (backends/cpu/ops.py,
-    `gemv_4bit`). On meta, `planned_device` says where it will run. LLM.int8() moves integers (CB) and row scales (SCB,
-    float32) from the parameter to the state.
+    `gemv_4bit`). On meta, `planned_device` says where it will run. LLM.int8() has a float32 scale per row.
     """
     weight = module.weight
     if type(weight).__name__ == "Int8Params":
-        scales = getattr(weight, "SCB", None)
-        scales = getattr(module.state, "SCB", None) if scales is None else scales
-        integers = getattr(module.state, "CB", None)
         weight_bytes = module.in_features * module.out_features + module.out_features * FLOAT32_BYTES
-        if weight.device.type != "meta" and scales is not None:
-            weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
         return stored_as("int8", module, weight_bytes, torch.int8)
     state = getattr(weight, "quant_state", None)
     if state is not None and weight.device.type != "meta":
