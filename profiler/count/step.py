@@ -69,7 +69,7 @@ def _totals(counted: StepCount) -> list[str]:
         + (f"; redundant: {redundant}" if redundant else ""),
         *_stored(counted),
         *([_prefix(counted.prefix, counted.batch)] if counted.prefix else []),
-        *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
+        *(_towers(counted.whole.work) if counted.whole else ()),
     ]
 
 
@@ -80,10 +80,11 @@ def _prefix(prefix: SharedPrefix, batch: Amount) -> str:
     return f"prefix:     its {prefix.tokens} tokens save {saved}; {kept}{once}"
 
 
-def _tower(work: ModelWork) -> str:
+def _towers(work: ModelWork) -> Iterator[str]:
     side = work.picture_pixels
     flops = f"; about {scaled(work.tower_flops, 'FLOPs')} for one of {side} x {side} pixels" if work.tower_flops else ""
-    return f"towers of {short_count(work.tower_params)} parameters, which a step of text does not run{flops}"
+    if params := dict(work.group_params).get("towers"):
+        yield f"pictures:   towers of {short_count(params)} parameters, which a step of text does not run{flops}"
 
 
 def _stored(counted: StepCount) -> Iterator[str]:

@@ -95,7 +95,7 @@ def model_numbers(
     work = counted.work
     state = state_bytes(work)
     longest, params, architecture = counted.max_positions or MOST, dict(work.group_params), _architecture(work)
-    used = work.params - work.tower_params
+    used = work.params - params.get("towers", 0)
     for bank in work.of_kind(Experts):  # shared ones count once
         idle = (bank.num_experts - bank.per_token) * sum(ins * outs for ins, outs in bank.matrices)
         used -= round((bank.count - bank.repeats) * idle)

@@ -319,11 +319,9 @@ class ModelWork:
     layers: int = 0
     """Layers of the decoder, of any kind."""
     group_params: tuple[tuple[str, int], ...] = ()
-    """Weights of matrices by group; those of a shared module count once."""
-    tower_params: int = 0
-    """Parameters of the towers of other modalities, which a step of text does not run."""
+    """Weights of matrices by group, those of a shared module once; of `towers`, which no text runs, all parameters."""
     tower_flops: int = 0
-    """FLOPs of the towers for one square picture, or 0 if its patches are not known."""
+    """FLOPs of the towers of other modalities for one square picture, or 0 if its patches are not known."""
     picture_pixels: int = 0
     """The side of that picture."""
     coverage: float = 1.0

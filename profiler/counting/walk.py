@@ -61,7 +61,6 @@ def walk(model: Any) -> ModelWork:
         keeps_last_logits=keeps_last_logits(model),
         layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
-        tower_params=visitor.group_params["towers"],
         tower_flops=tower_flops,
         picture_pixels=pixels,
         coverage=(params - visitor.unknown_params) / params,

@@ -139,7 +139,7 @@ def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     found = count(str(tmp_path))
     work, alone = found.whole.work, walked(LLAMA)
     assert work.work(Step(1, 1, 9)).model_flops == alone.work(Step(1, 1, 9)).model_flops
-    assert work.params - work.tower_params == alone.params
+    assert work.params - dict(work.group_params)["towers"] == alone.params
     patches = 256
     layers = 12 * (2 * patches * (4 * 64 * 64 + 2 * 64 * 256) + 4 * patches**2 * 64)
     embedding, projector = 2 * patches * 3 * 14 * 14 * 64, 2 * patches * (64 * 64 + 64 * 64)
