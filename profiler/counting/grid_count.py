@@ -116,8 +116,7 @@ def count_grid(
     for a prefix that is not shorter than each length. Work that 64-bit integers cannot count wraps (`check_countable`).
     """
     phases, batch, prompt, context = _points(batch_sizes, prompt_lens, context_lens, prefix)
-    if prefix:
-        check_prefix(prefix, min((*prompt_lens, *context_lens)))
+    check_prefix(prefix, min((*prompt_lens, *context_lens), default=0))
     beyond = beyond_positions(counted.max_positions, max((*prompt_lens, *context_lens), default=0))
     step = Step(batch, np.maximum(prompt - prefix, 1), context, prefix)
     work = counted.work.work(step)

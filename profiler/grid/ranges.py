@@ -77,8 +77,7 @@ def make_grid(
         return _ragged_grid(prompt_lens, values_of(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
     contexts = values_of(context_lens, "--context-lens") if context_lens else ()
     prompts = values_of(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
-    if prefix:
-        check_prefix(prefix, min((*prompts, *contexts)))
+    check_prefix(prefix, min((*prompts, *contexts)))
     return Grid(
         prompt_lens=prompts,
         batch_sizes=values_of(batch_sizes, "--batch-sizes"),
@@ -155,7 +154,7 @@ def _expand(match: re.Match[str], part: str, option: str) -> Sequence[int]:
 
 def check_prefix(prefix: int, shortest: int) -> None:
     """Raise RequestError for a prefix that is not shorter than the `shortest` prompt or cache of a decode step."""
-    if not 0 <= prefix < shortest:
+    if prefix and not 0 < prefix < shortest:
         raise RequestError(
             f"--prefix {prefix} is not possible: it is a part of every prompt, and the shortest has {shortest} tokens;"
             f" use 0 to {shortest - 1}, or longer prompts."

@@ -16,7 +16,6 @@ from profiler.loading.config import pretrained_location
 from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, offloaded_bytes, plan_device_map
 from profiler.loading.meta_model import auto_class, from_config, plan, quiet_libraries
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, model_errors
-from profiler.packages import need
 from profiler.patching import patched
 from profiler.quant.checkpoints import gguf_format, published_format
 from profiler.quant.registry import FORMATS, library_of, quantise_modules
@@ -31,9 +30,8 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
     """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
 
     It fits with the bytes that `other_bytes_of` returns for it on meta. Random weights are made in their final format,
-    so no full-precision copy ever exists. Raises ModelError if it does not load, RequestError without a package.
+    so no full-precision copy ever exists. Raises ModelError if it does not load.
     """
-    need("accelerate", "loading a model")
     start_s = now_s()
     with quiet_libraries(), model_errors(f"{request.source.name} does not load"):
         try:
@@ -83,8 +81,7 @@ def first_call(module: nn.Module, request: ModelRequest) -> float:
     kernel, and compressed-tensors unpacks its weights.
     """
     start_s = now_s()
-    failed = f"{request.source.name} loads, but does not run"
-    with model_errors(failed), torch.inference_mode(), quiet_libraries():
+    with model_errors(f"{request.source.name} loads, but does not run"), torch.inference_mode(), quiet_libraries():
         module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=request.device))
     clock_for(request.device).synchronize()
     return now_s() - start_s
@@ -103,8 +100,6 @@ def _load_checkpoint(
         )
     placement = plan_device_map(planned, request.device, request.quant, other_bytes_of)
     del planned
-    if placement is not None and placement.folder is not None:
-        extra["offload_folder"] = placement.folder.name
     with contextlib.ExitStack() as stack:
         if request.source.kind == "gguf":
             import gguf
@@ -117,6 +112,7 @@ def _load_checkpoint(
             config=config,
             output_loading_info=True,
             device_map=placement.device_map if placement else {"": request.device},
+            offload_folder=placement.folder.name if placement and placement.folder else None,
             trust_remote_code=request.trust_remote_code,
             use_safetensors=None if request.allow_pickle else True,
             **{"dtype": request.dtype, **extra, **request.arguments},
@@ -160,7 +156,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
     for name, owner in module.named_modules():
         target = device if placement is None else placement.device_of(name)
         template = dict(owner.named_parameters(recurse=False))
-        needs_init = False
+        needs_init = any(id(param) not in parameters for param in template.values())
         for key, param in template.items():
             if id(param) not in parameters:
                 device_or_cpu = target or torch.device("cpu")
@@ -172,7 +168,6 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
                     made = library.random_weight(owner, device_or_cpu, STD)
                 parameters[id(param)] = made
                 names[id(param)] = f"{name}.{key}"
-                needs_init = True
             elif folder is not None and parameters[id(param)].device.type == "meta":
                 file = f"{folder}/{names[id(param)]}.dat"
                 parameters[id(param)] = as_loaded(load_offloaded_weight(file, on_disk[names[id(param)]]))

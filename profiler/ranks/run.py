@@ -33,7 +33,6 @@ from profiler.loading.request import LoadedModel, ModelRequest, dtype_name, mode
 from profiler.measure.schedule import Progress, Schedule
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import RepetitionContext, sweep
-from profiler.packages import need
 from profiler.ranks.process_group import ProcessGroup
 from profiler.report.progress import Listener
 from profiler.roofs.measure import measure
@@ -56,7 +55,6 @@ OWN_CORES = (
 
 def load_share(request: ModelRequest, config: Any, group: ProcessGroup) -> tuple[nn.Module, LoadedModel, ModelWork]:
     """Load and count this rank's share: the joined model and a standalone one. Raises ModelError, RequestError."""
-    need("accelerate", "loading a model")
     start_s = now_s()
     with quiet_libraries():
         share: Any = plan(request, copy.deepcopy(config))
@@ -67,8 +65,8 @@ def load_share(request: ModelRequest, config: Any, group: ProcessGroup) -> tuple
     load_s = now_s() - start_s
     with group.together():
         first_call_s = first_call(joined, request)
-    revision = getattr(joined.config, "_commit_hash", None)
-    return joined, LoadedModel(share, request, load_s, first_call_s=first_call_s, revision=revision), work
+    loaded = LoadedModel(share, request, load_s, first_call_s, getattr(joined.config, "_commit_hash", None))
+    return joined, loaded, work
 
 
 def _joined(share: Any, request: ModelRequest, group: ProcessGroup) -> Any:
