@@ -19,9 +19,8 @@ def card(machine: Machine) -> Found:
     info = machine.info
     if not machine.is_cuda:
         return None, f"the CPU: {info.name}, {processors(info.threads, info.kind)}, {info.compute_capability}"
-    words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}"
-    if len(machine.links) > 1:
-        words += f", one of {len(machine.links)}"
+    several = f", one of {len(machine.links)}" if len(machine.links) > 1 else ""
+    words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}{several}"
     try:
         torch.zeros(1, device=machine.device).add_(1).item()
     except RuntimeError as error:

@@ -117,8 +117,11 @@ def packages() -> Found:
     required = [item for item in requirements() if is_for_all(item)]
     if not required:
         return None, "neither metadata nor a pyproject.toml lists the packages of roofscope"
-    unmet = [item for item in required if not is_met(item)]
-    unmet = [item for item in unmet if item.name not in OWN_LINES or version_of(item.name) != MISSING]
+    unmet = [
+        item
+        for item in required
+        if not is_met(item) and (item.name not in OWN_LINES or version_of(item.name) != MISSING)
+    ]
     if not unmet:
         return True, "every package that a run needs is installed"
     words = ", ".join(f"{item.name} {version_of(item.name)} (needs {item.specifier})" for item in unmet)

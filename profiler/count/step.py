@@ -108,13 +108,16 @@ def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
     by_bytes = sorted(groups.items(), key=lambda pair: -sum(item.model_bytes for item in pair[1]))
     for group, items in groups.items() if each else by_bytes:
         starts.append(len(rows))
-        count = str(sum(item.count for item in items))
-        rows.append([group.replace("_", " "), count, *_figures(items, flops, moved)])
+        rows.append([group.replace("_", " "), str(sum(item.count for item in items)), *_figures(items, flops, moved)])
         for item in items if each else ():
             name = item.name.split("layers.", 1)[-1]  # all that a step of text runs have the same path before it
             rows.append([f"  {name}", str(item.count), *_figures([item], flops, moved)])
-    headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
-    return text_table(headings, rows, groups=starts if each else (), ranked=not each)
+    return text_table(
+        ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte"),
+        rows,
+        groups=starts if each else (),
+        ranked=not each,
+    )
 
 
 def _figures(items: Sequence[OperatorRow], all_flops: float, all_bytes: float) -> list[str]:
@@ -157,8 +160,9 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
                     scaled(gpu.room_bytes, "B"),
                 ]
             )
-    headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "free memory")
-    return text_table(headings, rows, texts=("bound by",))
+    return text_table(
+        ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "free memory"), rows, texts=("bound by",)
+    )
 
 
 def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> Iterator[str]:

@@ -33,8 +33,7 @@ def counted_model(
     if form := stored_format(quant):
         dense = counted_model(source, dtype, rented=True, ranks=ranks, trust_remote_code=trust_remote_code)
         return in_bits(dense, form)
-    is_preset = source.kind == "card" and dtype == "auto"
-    preset = preset_counts(source.name, quant, ranks) if is_preset else None
+    preset = preset_counts(source.name, quant, ranks) if source.kind == "card" and dtype == "auto" else None
     if preset is not None and not (rented and preset.dtype == "float32"):
         return preset
     config, path = _config(source), None

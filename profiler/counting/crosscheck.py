@@ -54,8 +54,7 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     mixers = {name: module for name, module in model.named_modules() if has_state(module)}
     # xLSTM's recurrence runs in a part without parameters.
     parts = [(f"{name}.{part}", module) for name in mixers for part, module in mixers[name].named_children()]
-    bare = {name for name, module in parts if not list(module.parameters())}
-    apart = mixers.keys() | bare
+    apart = mixers.keys() | {name for name, module in parts if not list(module.parameters())}
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
     # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).

@@ -92,5 +92,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
 
 def too_few(name: str | None, prompts: int, batch: int) -> str:
     """Return the error of a file whose prompts do not fill a batch."""
-    held = several(prompts, "prompt", "prompts")
-    return f"{name} has {held}, too few for a batch of {batch}; use --batch-sizes {prompts} or less."
+    return (
+        f"{name} has {several(prompts, 'prompt', 'prompts')}, too few for a batch of {batch}; use --batch-sizes"
+        f" {prompts} or less."
+    )

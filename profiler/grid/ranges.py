@@ -184,8 +184,7 @@ def default_grids(new_tokens: int | None) -> list[Grid]:
 
 def doubling_grids(prompt_lens: Sequence[int], context_lens: Sequence[int], new_tokens: int | None) -> list[Grid]:
     """Return the grids of a batch test: most doublings first; three of a shorter prompt before fewer of a longer."""
-    powers = range(MOST_SEQUENCES.bit_length() - 1, 0, -1)
-    sizes = [tuple(1 << power for power in range(most + 1)) for most in powers]
+    sizes = [tuple(1 << power for power in range(most)) for most in range(MOST_SEQUENCES.bit_length(), 1, -1)]
     enough, few = ([each for each in sizes if (each[-1] >= _WANTED) == is_enough] for is_enough in (True, False))
     grids = [Grid((prompt_len,), (), new_tokens or TEST_TOKENS) for prompt_len in prompt_lens]
     grids += [Grid((), (), new_tokens or TEST_TOKENS, (context_len,)) for context_len in context_lens]
