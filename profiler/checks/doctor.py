@@ -103,13 +103,13 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     from profiler.counting.memory_need import memory_need
     from profiler.facts.step import Step
     from profiler.loading.device_map import room_here_bytes
-    from profiler.loading.source import preset_names, resolve
+    from profiler.loading.source import presets, resolve
 
     half, query = machine.info.sixteen_bit_dtype, _FIRST_PROMPT_LEN
     precisions = [(dtype, dtype, "none") for dtype in ([half] if machine.is_cuda else ["float32", half])]
     precisions += [(quant, half, quant) for quant in ("int8", "nf4") if packs]
     free_bytes, new_tokens, fits = room_here_bytes(machine.device), DEFAULT_NEW_TOKENS, []
-    for name in preset_names():
+    for name in presets():
         for precision, dtype, quant in precisions:
             counted = counted_model(resolve(name), dtype, quant)
             cores, kind = counted.work.of_kind(AttentionCore), getattr(torch, dtype)

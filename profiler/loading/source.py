@@ -52,15 +52,10 @@ class ModelSource:
 
 
 @cache
-def preset_names() -> tuple[str, ...]:
-    """Return the names of all presets, in alphabetical order."""
-    return tuple(sorted(path.stem for path in _PRESETS.glob("*.json")))
-
-
-@cache
-def load_preset(name: str) -> Preset:
-    """Read the preset called `name`, one of `preset_names`."""
-    return Preset.model_validate_json((_PRESETS / f"{name}.json").read_text(encoding="utf-8"))
+def presets() -> dict[str, Preset]:
+    """Return all presets by name, in alphabetical order."""
+    files = sorted(_PRESETS.glob("*.json"))
+    return {file.stem: Preset.model_validate_json(file.read_text(encoding="utf-8")) for file in files}
 
 
 def resolve(model: str) -> ModelSource:
@@ -81,15 +76,14 @@ def resolve(model: str) -> ModelSource:
         return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
-    presets = {name: load_preset(name) for name in preset_names()}
-    for name, preset in presets.items():  # `mixtral-8x7b-v0.1`, the end of its hub id, is `mixtral-8x7b`
+    for name, preset in presets().items():  # `mixtral-8x7b-v0.1`, the end of its hub id, is `mixtral-8x7b`
         if model.lower() == name or preset.hub_id.lower().endswith(f"/{model.lower()}"):
             return ModelSource("card", name, hub_id=preset.hub_id, preset=preset)
     if model.count("/") == 1 and all(model.split("/")):
-        same = (preset for preset in presets.values() if preset.hub_id.lower() == model.lower())
+        same = (preset for preset in presets().values() if preset.hub_id.lower() == model.lower())
         return ModelSource("hub", model, hub_id=model, preset=next(same, None))
     raise ModelError(
-        f"unknown model {model!r}.{near_misses(model, preset_names())}"
+        f"unknown model {model!r}.{near_misses(model, presets())}"
         " Pass a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from profiler.counting.count import counted_on_meta
 from profiler.counting.preset_counts import FILE, counts_json
 from profiler.errors import RequestError
-from profiler.loading.source import preset_names, resolve
+from profiler.loading.source import presets, resolve
 from profiler.quant.registry import FORMATS, Quant
 
 
@@ -70,6 +70,6 @@ def _counts(
 
 if __name__ == "__main__":
     FILE.write_text(
-        "{\n" + ",\n".join(lines(name, documents(name), rank_documents(name)) for name in preset_names()) + "\n}\n",
+        "{\n" + ",\n".join(lines(name, documents(name), rank_documents(name)) for name in presets()) + "\n}\n",
         encoding="utf-8",
     )

@@ -16,7 +16,7 @@ from profiler.counting.operators import Collective, Convolution, Embedding, Mode
 from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.loading.source import load_preset, preset_names, resolve
+from profiler.loading.source import presets, resolve
 from profiler.quant.registry import FORMATS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
@@ -25,7 +25,7 @@ EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smol
 STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
 
 
-@pytest.mark.parametrize("card", slow_except(("tinyllama-1.1b",), preset_names()))
+@pytest.mark.parametrize("card", slow_except(("tinyllama-1.1b",), presets()))
 def test_bundled_counts_are_up_to_date(card: str) -> None:
     """If this fails after an intended change, run `python tests/counting/counted.py` to write the file again."""
     quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
@@ -101,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _write(folder: Path, **changed: object) -> None:
-    config = {**load_preset("smollm2-135m").config, **changed}
+    config = {**presets()["smollm2-135m"].config, **changed}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
