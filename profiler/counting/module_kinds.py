@@ -212,11 +212,6 @@ def runs_per_step(model: Any, name: str) -> int:
     return high * low if "L_module" in parts else high if "H_module" in parts else 1
 
 
-def caches_latent(model: nn.Module) -> bool:
-    """Return whether the cache stores MLA's latent, as in transformers 5; older ones store the expanded heads."""
-    return any(hasattr(module, "expand_kv") for module in model.modules())
-
-
 def window_of(config: Any, module: Any) -> int | None:
     """Return the keys that a query may see, from its layer's type, the layer or the config; None: no limit."""
     kind = layer_type(config, module)

@@ -124,8 +124,6 @@ def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module
 
 
 class _Visitor:
-    """Visits the modules of a model one by one, with the facts of the whole model that the rules need."""
-
     def __init__(self, model: Any, config: Any) -> None:
         self.model = model
         self.config = config
@@ -134,6 +132,8 @@ class _Visitor:
         self.dtype: torch.dtype = model.dtype
         prefix = getattr(model, "base_model_prefix", "")
         self.base_prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""  # empty: the decoder is the model
+        # Whether the cache stores MLA's latent, as in transformers 5; older ones store the expanded heads.
+        self.caches_latent = any(hasattr(module, "expand_kv") for module in model.modules())
         self.unknown: list[str] = []
         self.not_run: list[str] = []
         self.towers: list[nn.Module] = []
@@ -347,7 +347,7 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # linears between the decoder and the head run on the head's positions
-        elif name.endswith("self_attn.dt_proj") or (name.endswith("kv_b_proj") and kinds.caches_latent(self.model)):
+        elif name.endswith("self_attn.dt_proj") or (name.endswith("kv_b_proj") and self.caches_latent):
             executed = "context"  # for Doge's dynamic mask, and MLA's latent
         return Linear(
             name=short,
@@ -474,7 +474,7 @@ class _Visitor:
                 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
             )
             qk_dim = nope + rope
-            if kinds.caches_latent(self.model):
+            if self.caches_latent:
                 latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
         elif kinds.first_of(module, "compressor") is not None:

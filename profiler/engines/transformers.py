@@ -193,8 +193,6 @@ def _bytes_of(cache: Any) -> int:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A decode step of one shape, captured as a graph."""
-
     state: DecodeState
     """The memory that the graph reads and writes."""
     replay: Recording
