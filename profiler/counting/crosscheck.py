@@ -92,9 +92,7 @@ def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, i
 def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     device = next(model.parameters()).device
     batch, query, context = int(step.batch), int(step.query), int(step.context)
-    options: dict[str, Any] = {"use_cache": True}
-    if keeps_last_logits(model):
-        options["logits_to_keep"] = 1
+    options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps_last_logits(model) else {})}
     with torch.no_grad():
         if context:
             output = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)

@@ -196,12 +196,10 @@ def _set_up(
     engines = {name: LeadingEngine(joined, machine, group) for name in grid.engines}
     subject = on_grid(Subject(machine, loaded, work, engines, {}, grid, prompts, held_bytes), grid, stages)
     prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
-    grid = prepared.grid
-    overhead = overhead_of_model(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
+    overhead = overhead_of_model(prepared, subject, stages, budget, prepared.grid.batch_sizes, prepared.grid.engines)
     warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
     prepared = replace(prepared, warnings=(*prepared.warnings, *warnings))
-    document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
-    document = replace(document, ranks=group.size)
+    document = replace(opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w), ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *overhead])
     return Session(prepared, subject, document, ledger, stages, budget, pace, fallbacks=fallbacks)
 
