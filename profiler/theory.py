@@ -19,9 +19,9 @@ from profiler.counting.cache import counted_model
 from profiler.counting.count import count, model_work
 from profiler.counting.floor import floor_s
 from profiler.counting.grid_count import GridCount, check_countable, count_grid
+from profiler.counting.kernels import causal_pairs
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.counting.pairs import causal_pairs
 from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called as gpu
 from profiler.data.datasheets import gpus

@@ -10,8 +10,7 @@ from profiler.data.links import link_called
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_in_order
 from profiler.options import argument, option
-from profiler.quant.registry import known_quant, quant_help
-from profiler.quant.stored_formats import quant_of
+from profiler.quant.registry import known_quant, quant_help, quant_of
 
 
 @dataclass(frozen=True)

@@ -304,15 +304,14 @@ def gpus(output: Output, names: list[str] | None = argument("Only these, side by
 @asks()
 def models(output: Output) -> None:
     """List the presets, the models that roofscope knows by name."""
-    from profiler.loading.source import load_preset, preset_names
+    from profiler.loading.source import presets
     from profiler.report.blocks import Lines, Section
 
-    presets = {name: load_preset(name) for name in preset_names()}
     lines = [
         f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{' (gated)' if preset.gated else ''}"
-        for name, preset in presets.items()
+        for name, preset in presets().items()
     ]
-    document = {name: preset.model_dump() for name, preset in presets.items()}
+    document = {name: preset.model_dump() for name, preset in presets().items()}
     output.answer(lambda: document, lambda: [Section("", [Lines(lines)])])
 
 

@@ -144,9 +144,9 @@ def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Paramete
 
     def completed(incomplete: str) -> list[str]:
         """Names that a shell completes; without any it completes files."""
-        from profiler.loading.source import preset_names  # imported late: `--help` needs no presets
+        from profiler.loading.source import presets  # imported late: `--help` needs no presets
 
-        return [name for name in preset_names() if facts["is_model"] and name.startswith(incomplete)]
+        return [name for name in presets() if facts["is_model"] and name.startswith(incomplete)]
 
     shared: dict[str, Any] = {
         "help": facts["help"],

@@ -12,8 +12,7 @@ from profiler.errors import RequestError
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.ranges import parse_values
 from profiler.options import DTYPE_NAMES, argument, flag_of, listed, model_argument, one_of, option
-from profiler.quant.registry import known_quant, quant_help
-from profiler.quant.stored_formats import quant_of
+from profiler.quant.registry import known_quant, quant_help, quant_of
 from profiler.rent.options import RentOptions
 
 _PLOTS = ("roofline", "kv")

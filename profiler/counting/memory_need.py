@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
-from profiler.counting.sparse_attention import Indexer
 from profiler.data.free_memory import SURE_SHARE
 from profiler.facts.step import FLOAT32_BYTES, UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
@@ -129,8 +128,7 @@ def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequence
     widest = max((ins + 2 * max(ins, outs) for ins, outs in widths), default=0)
     # A linear may be narrower: those of latents and of embeddings per layer.
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
-    tables = work.of_kind(Embedding)
-    hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in tables], default=0)
+    hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in work.of_kind(Embedding)], default=0)
     # Eager attention returns its scores, which exist until the layer ends.
     scores = tokens * prefill.query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0

@@ -11,10 +11,8 @@ from profiler.errors import ModelError
 from profiler.loading.cache_argument import has_cache
 from profiler.quant import storage as formats
 
-_NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
 _LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|LSTMLayer$")
-_INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
 _ROUTES_IN_16_BITS = re.compile(
@@ -60,7 +58,7 @@ def has_state(module: nn.Module) -> bool:
 def is_indexer(module: nn.Module) -> bool:
     """Return whether a module chooses the keys of sparse attention: by its class name, its heads and its choice."""
     sizes = (INDEX_HEADS, INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))
-    return bool(_INDEXER.search(type(module).__name__)) and all(first_of(module, *names) for names in sizes)
+    return type(module).__name__.endswith("Indexer") and all(first_of(module, *names) for names in sizes)
 
 
 def compresses(module: nn.Module) -> bool:
@@ -111,7 +109,7 @@ _TOP_K = (
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm: by its class name and its weights, [width] or [heads, width] (Cohere)."""
     params = dict(module.named_parameters(recurse=False))
-    return "weight" in params and params["weight"].dim() <= 2 and bool(_NORM.search(type(module).__name__))
+    return "weight" in params and params["weight"].dim() <= 2 and "norm" in type(module).__name__.lower()
 
 
 def is_router(module: nn.Module) -> bool:
@@ -212,11 +210,6 @@ def runs_per_step(model: Any, name: str) -> int:
     high, low = (int(first_of(model.config, key) or 1) for key in ("H_cycles", "L_cycles"))
     parts = name.split(".")
     return high * low if "L_module" in parts else high if "H_module" in parts else 1
-
-
-def caches_latent(model: nn.Module) -> bool:
-    """Return whether the cache stores MLA's latent, as in transformers 5; older ones store the expanded heads."""
-    return any(hasattr(module, "expand_kv") for module in model.modules())
 
 
 def window_of(config: Any, module: Any) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from profiler.counting.floor import DENSE_BYTES, bytes_per_weight
 from profiler.counting.operators import Collective, Experts, Linear, Operator
 from profiler.counting.preset_counts import CountedModel, Dtype
-from profiler.quant.stored_formats import StoredFormat, stored_format
+from profiler.quant.registry import StoredFormat, stored_format
 
 
 def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:

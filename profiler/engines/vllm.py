@@ -36,7 +36,6 @@ class VllmEngine(Engine):
     cache: ClassVar[CacheKind] = "paged"
     hookable: ClassVar[bool] = False
     eager_phases: ClassVar[tuple[Phase, ...]] = ()
-    keeps_cache: ClassVar[bool] = True
     whole_calls: ClassVar[bool] = True
     keeps_last_logits: bool = True
 

@@ -29,8 +29,7 @@ from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
 from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.registry import FORMATS, check_packed_dtype, known_quant
-from profiler.quant.stored_formats import quant_of
+from profiler.quant.registry import FORMATS, check_packed_dtype, known_quant, quant_of
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
 

@@ -14,8 +14,7 @@ from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import CardSteps, Range, form_of, steps_by_datasheet
 from profiler.predict.result import ForecastCell, ForecastDocument, ForecastError, forecast_cells
-from profiler.quant.registry import Quant, published_as
-from profiler.quant.stored_formats import stored_format
+from profiler.quant.registry import Quant, published_as, stored_format
 
 
 def in_range(

@@ -15,7 +15,6 @@ _DRAWN_BATCHES = 4
 """Batches of the largest size for which a range draws lengths; the one with the median padding is measured."""
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 _LINE = re.compile(r"(\d{1,9})(?:[,;\s]+(\d{1,9}))?")
-_SEED = 0
 _GRAMMAR = (
     "use ragged:32..512 (drawn evenly, seeded), or ragged:FILE with a prompt's length on each line, and after a comma"
     " its number of new tokens if they differ"
@@ -73,7 +72,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
         if not 1 <= low <= high:
             raise GridError(f"--prompt-lens: {text!r} is not an ascending range from 1 or more; {_GRAMMAR}.")
         # random() gives the same numbers in every version of Python; randint need not.
-        source = random.Random(_SEED)
+        source = random.Random(0)
         lengths = (low + int(source.random() * (high - low + 1)) for _ in range(_DRAWN_BATCHES * largest_batch))
         return Ragged(name, tuple(Request(length, new_tokens) for length in lengths))
     try:
@@ -93,5 +92,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
 
 def too_few(name: str | None, prompts: int, batch: int) -> str:
     """Return the error of a file whose prompts do not fill a batch."""
-    held = several(prompts, "prompt", "prompts")
-    return f"{name} has {held}, too few for a batch of {batch}; use --batch-sizes {prompts} or less."
+    return (
+        f"{name} has {several(prompts, 'prompt', 'prompts')}, too few for a batch of {batch}; use --batch-sizes"
+        f" {prompts} or less."
+    )

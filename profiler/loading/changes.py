@@ -93,7 +93,6 @@ _COMPILING_ON_GPU_S, _COMPILING_A_LAYER_S = 20.0, 1.25
 H200."""
 _COMPILING_S = 40.0
 """Seconds to compile prefill and step of a few layers on a CPU: 16 s a piece for one layer of SmolLM2-135M."""
-_CAPTURING_S = 1.5
 
 _STATIC = 'cache_implementation="static"'
 
@@ -127,7 +126,7 @@ def _weights(here: Circumstances) -> Iterator[Change]:
 
 def _caches(here: Circumstances) -> Iterator[Change]:
     if here.on_gpu and not here.windowed:  # no graph replays a moving window, since the host counts its tokens
-        yield Change(ChangeId.GRAPH, "one CUDA graph per step", preparing_s=_CAPTURING_S)
+        yield Change(ChangeId.GRAPH, "one CUDA graph per step", preparing_s=1.5)
     if here.compiles:
         seconds = _COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * here.layers
         yield Change(ChangeId.COMPILED_STEP, "a compiled step on a static cache", calling=_STATIC, preparing_s=seconds)

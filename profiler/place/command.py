@@ -27,7 +27,7 @@ from profiler.grid.ranges import parse_in_order
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
-from profiler.quant.stored_formats import StoredFormat, format_in, quant_of, stored_format
+from profiler.quant.registry import StoredFormat, format_in, quant_of, stored_format
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant

@@ -12,8 +12,7 @@ from pydantic import PlainSerializer
 from profiler.data.ceiling_set import sustained_words
 from profiler.json_document import Document
 from profiler.judge.regimes import CEILING_TOLERANCE, COMPUTE_SHARE, MEMORY_SHARE, Regime
-from profiler.quant.registry import FORMATS
-from profiler.quant.stored_formats import flag_of
+from profiler.quant.registry import FORMATS, flag_of
 from profiler.readers.figures import Covers, Figure
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant

@@ -19,7 +19,6 @@ from profiler.device.device import make_current
 from profiler.device.machine import Machine
 from profiler.errors import RankError, RoofscopeError, first_line
 
-_GLOO_LOOP = "gloo_tcp_loop"
 _PATIENCE = timedelta(hours=2)
 """The other ranks wait while rank 0 works without them."""
 _NOTICE_S = 3.0
@@ -29,7 +28,6 @@ SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
 _WARM_CALLS, _MOST_CALLS = 3, 64
 _CALLS_BYTES = 256 << 20
 """All calls of one size send at most this much."""
-_WEIGHTS_BYTES = 8 << 20
 
 
 class ProcessGroup:
@@ -66,7 +64,7 @@ class ProcessGroup:
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has just ended, or a sandbox forbids it
                 os.sched_setaffinity(int(thread.name), cores[first : max(last, first + 1)])
-                if (thread / "comm").read_text().strip() == _GLOO_LOOP:
+                if (thread / "comm").read_text().strip() == "gloo_tcp_loop":
                     os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
         return True
 
@@ -104,7 +102,7 @@ class ProcessGroup:
         """Mean seconds of an all-reduce, from the last arrival to the first departure, with a layer's reads between."""
         calls = min(_MOST_CALLS, _CALLS_BYTES // nbytes)
         exchange = partial(dist.all_reduce, torch.ones(nbytes // 4, device=self.device))
-        weights, begun_s, ended_s = torch.ones(_WEIGHTS_BYTES // 4), list[float](), list[float]()
+        weights, begun_s, ended_s = torch.ones(2 << 20), list[float](), list[float]()
         for _ in range(_WARM_CALLS):
             exchange()
         if machine.clock.ahead:

@@ -82,7 +82,7 @@ def explain_cells(session: Session) -> None:
         with session.stages.optional("the second measurement of the ceilings", "cells are judged by the first"):
             ceilings, dtype = session.ledger.facts.ceilings, dtype_name(session.subject.request.dtype)
             session.ledger.add(remeasure_ceilings(session.subject.machine, ceilings, dtype, ceiling_s))
-    if session.subject.loaded.offloaded:
+    if session.subject.loaded.offloaded_bytes:
         return
     timed, engines = session.ledger.gathered.repetitions, session.subject.engines
     measured = [cell for cell in session.prepared.grid.cells if cell in timed and not engines[cell.engine].owned]
@@ -171,7 +171,7 @@ def try_changes(session: Session, budget_s: float) -> None:
     """Try changes on this machine for so long, unless that is too short to learn anything."""
     subject, ledger = session.subject, session.ledger
     engine = next(iter(subject.engines))
-    can_try = engine in (DEFAULT_ENGINE, GenerateEngine.name) and not subject.loaded.offloaded
+    can_try = engine in (DEFAULT_ENGINE, GenerateEngine.name) and not subject.loaded.offloaded_bytes
     if budget_s < _TRIALS_LEAST_S or not can_try or session.document.ranks > 1:
         return
     session.stages.begin("trials", "trying changes: their lines, before and after")
@@ -201,7 +201,13 @@ def compare_formats(session: Session) -> None:
     """Time the linears of a step in each format, without the host."""
     subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
     owned = any(engine.owned for engine in subject.engines.values())
-    if session.prepared.options.no_trials or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
+    if (
+        session.prepared.options.no_trials
+        or known
+        or owned
+        or subject.loaded.offloaded_bytes
+        or session.document.ranks > 1
+    ):
         return
     with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
         room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
@@ -213,7 +219,7 @@ def compare_formats(session: Session) -> None:
 def search_unexplained(session: Session) -> None:
     """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
-    if session.subject.loaded.offloaded:
+    if session.subject.loaded.offloaded_bytes:
         return
     unexplained = stages.tried(*_SEARCH, lambda: break_down_run(time_run(ledger.facts)).unexplained) or ()
     deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
@@ -244,7 +250,7 @@ def skip_the_rest(session: Session) -> tuple[Cell, ...]:
 def measure_options(session: Session) -> None:
     """Measure what options add to the sweep; a trace is written into the run's folder."""
     folder, options, subject = session.prepared.out, session.prepared.options, session.subject
-    if (options.breakdown or options.trace) and not subject.loaded.offloaded:
+    if (options.breakdown or options.trace) and not subject.loaded.offloaded_bytes:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owned):
             with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):

@@ -215,7 +215,7 @@ class Pace:
             return continued_s
         work, dtype = self.subject.work, dtype_name(self.subject.request.dtype)
         ceilings = self.ceilings.ceiling_set(self.subject.machine.device.type)
-        return max(continued_s, floor_under(work, Step.of(key), ceilings, dtype).total_s / _USUAL_ATTAINED)
+        return max(continued_s, float(floor_under(work, Step.of(key), ceilings, dtype).floor_s) / _USUAL_ATTAINED)
 
 
 def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, budget: RunBudget) -> Pace:

@@ -134,7 +134,7 @@ def plain_work(model: nn.Module, attention: SeenAttention | None) -> ModelWork:
     if rest:
         operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
     params = sum(each.numel() for each in model.parameters())
-    return ModelWork(tuple(operators), params, params, ())
+    return ModelWork(tuple(operators), params, ())
 
 
 def _steps_needed(before: Call | None, call: Call) -> Step:

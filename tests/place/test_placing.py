@@ -14,7 +14,7 @@ from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
-from profiler.loading.source import preset_names
+from profiler.loading.source import presets
 from profiler.place.command import place
 
 COLUMNS = ("phase", "batch_size", "prompt_len", "new_tokens", "latency_s", "bits_per_weight", "tokens_per_step")
@@ -163,7 +163,7 @@ def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
 
 
-MIXTURES = [name for name in preset_names() if (counted := preset_counts(name)) and counted.work.of_kind(Experts)]
+MIXTURES = [name for name in presets() if (counted := preset_counts(name)) and counted.work.of_kind(Experts)]
 
 
 @pytest.mark.parametrize("name", MIXTURES)
