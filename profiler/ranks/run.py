@@ -132,7 +132,7 @@ def _set_up(
     document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
     document = replace(document, ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *overhead])
-    return Session(prepared, subject, document, ledger, stages, budget, pace, fallbacks=fallbacks)
+    return Session(prepared, subject, ledger, stages, budget, pace, fallbacks=fallbacks)
 
 
 def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:

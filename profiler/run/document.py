@@ -103,7 +103,7 @@ def opening(
 
 def closing(session: Session, ended: BaseException | None, unreached: tuple[Cell, ...]) -> RunDocument:
     """Return run.json with what is known only at the end; `ended` ended the measuring before its time."""
-    document, stages = session.document, session.stages
+    document, stages = session.ledger.document, session.stages
     engines, source = session.subject.engines, session.subject.machine.source
     breaks = {name: engine.graph_breaks for name, engine in engines.items() if engine.graph_breaks is not None}
     skips = {name: engine.graph_skips for name, engine in engines.items() if engine.graph_skips is not None}

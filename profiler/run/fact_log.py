@@ -42,7 +42,7 @@ class FactLog:
     def add(self, fact: Fact) -> None:
         """Append a fact to samples.jsonl, then merge it."""
         self.store.append(fact)
-        self.gathered.add(fact)
+        fact.merge_into(self.gathered)
 
     def extend(self, facts: Iterable[Fact]) -> None:
         """Append facts, each as soon as it is measured."""

@@ -33,7 +33,6 @@ from profiler.run.options import DEFAULT_NEW_TOKENS
 from profiler.run.setup import Pace, overhead_of_model
 from profiler.run.stages import Guard, RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
-from profiler.store.document import RunDocument
 
 # Kernels that were disturbed are replayed again at most this often, each time in this share of the replays' time.
 _MOST_REPEATS = 2
@@ -63,8 +62,6 @@ class Session:
 
     prepared: PreparedRun
     subject: Subject
-    document: RunDocument
-    """run.json as it was before the first measurement."""
     ledger: FactLog
     stages: Stages
     budget: RunBudget
@@ -93,7 +90,7 @@ def explain_cells(session: Session) -> None:
         budget_s = session.budget.part_s(RunPart.GENERATE)
         session.ledger.extend(time_generate(session.subject, measured, budget_s))
     options = session.prepared.options
-    is_alone = session.document.ranks == 1  # the other ranks take part in steps of the sweep only
+    is_alone = session.ledger.document.ranks == 1  # the other ranks take part in steps of the sweep only
     if session.subject.machine.is_cuda and is_alone and not (options.breakdown or options.trace):
         with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
             latencies_s = session.ledger.facts.medians_s()
@@ -111,7 +108,7 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         for _ in range(_MOST_REPEATS):
             if session.budget.whole or session.budget.left_s:
                 _repeat_parts(session, measured)
-        if session.document.ranks == 1:  # at row counts between those of the cells forecasts need not guess then
+        if session.ledger.document.ranks == 1:  # at row counts between those of the cells forecasts need not guess then
             known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
             keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
             ceilings = session.ledger.facts.ceilings
@@ -172,7 +169,7 @@ def try_changes(session: Session, budget_s: float) -> None:
     subject, ledger = session.subject, session.ledger
     engine = next(iter(subject.engines))
     can_try = engine in (DEFAULT_ENGINE, GenerateEngine.name) and not subject.loaded.offloaded
-    if budget_s < _TRIALS_LEAST_S or not can_try or session.document.ranks > 1:
+    if budget_s < _TRIALS_LEAST_S or not can_try or session.ledger.document.ranks > 1:
         return
     session.stages.begin("trials", "trying changes: their lines, before and after")
     count = len(session.fallbacks)
@@ -201,7 +198,13 @@ def compare_formats(session: Session) -> None:
     """Time the linears of a step in each format, without the host."""
     subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
     owned = any(engine.owned for engine in subject.engines.values())
-    if session.prepared.options.no_trials or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
+    if (
+        session.prepared.options.no_trials
+        or known
+        or owned
+        or subject.loaded.offloaded
+        or session.ledger.document.ranks > 1
+    ):
         return
     with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
         room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()

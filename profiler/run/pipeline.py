@@ -15,7 +15,7 @@ from profiler.device.contention import Neighbours
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
-from profiler.errors import DeviceError, RequestError, near_misses
+from profiler.errors import DeviceError, RankError, RequestError, near_misses
 from profiler.facts.measurements import Readings
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
@@ -108,7 +108,7 @@ class Ending:
 @contextmanager
 def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
     """Context manager of the measuring, which Ctrl-C or a lost device ends; what was measured is in run.json then."""
-    ending = Ending(session.document, session.stages)
+    ending = Ending(session.ledger.document, session.stages)
     try:
         yield ending
     except (DeviceError, KeyboardInterrupt) as error:
@@ -124,7 +124,7 @@ def report(ending: Ending, folder: Path) -> Run:
     if error:
         clear_frames(error.__traceback__)  # they hold the session, whose model's memory judging needs
     run = judge_folder(folder, finished=error is None)
-    if not isinstance(error, DeviceError) or error.time_to_report:
+    if not isinstance(error, RankError):  # torchrun waits for this process to end
         run = _write_report(run, document, ending.stages)
     if error:
         raise error
@@ -154,7 +154,7 @@ def set_up(
     overhead = overhead_of_model(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
     document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
     ledger = open_log(prepared, store, document, subject, [ceilings, *overhead, *(contention or ())])
-    return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)
+    return Session(prepared, subject, ledger, stages, budget, pace, neighbours, fallbacks)
 
 
 def grid_of(prepared: PreparedRun, listener: Listener) -> PreparedRun:

@@ -146,7 +146,7 @@ def read_gathered(folder: Path) -> MergedFacts:
     """All facts in samples.jsonl, merged. Raises RunError for a damaged file, and for the same repetition twice."""
     merged = MergedFacts()
     for fact in read_facts_of(folder):
-        merged.add(fact)
+        fact.merge_into(merged)
     for cell, repetitions in merged.repetitions.items():
         if len({(repetition.round, repetition.at_unix_s) for repetition in repetitions}) < len(repetitions):
             raise RunError(
@@ -185,14 +185,13 @@ def read_facts(folder: Path, document: RunDocument, gathered: MergedFacts) -> Fa
 
 def refuse_another(old: RunDocument, new: RunDocument) -> None:
     """Raises RunError if a run cannot be resumed here, because its device, model or software differs."""
-    pairs = [("device's", name, getattr(old.device, name), getattr(new.device, name)) for name in _SAME_DEVICE]
-    pairs += [("model's", name, getattr(old.model, name), getattr(new.model, name)) for name in _SAME_MODEL]
-    pairs += [("software's", name, old.software.get(name), new.software.get(name)) for name in _SAME_SOFTWARE]
-    for part, name, before, now in pairs:
-        if before != now:
-            raise RunError(f"this run cannot be resumed here: its {part} {name} was {before} and is now {now}.")
-
-
-_SAME_DEVICE = ("name", "threads", "memory_bytes")
-_SAME_MODEL = ("id", "params", "dtype", "quant")
-_SAME_SOFTWARE = ("torch", "transformers")
+    parts = (
+        ("device", vars(old.device), vars(new.device), ("name", "threads", "memory_bytes")),
+        ("model", vars(old.model), vars(new.model), ("id", "params", "dtype", "quant")),
+        ("software", old.software, new.software, ("torch", "transformers")),
+    )
+    for part, before, now, names in parts:
+        for name in names:
+            if before.get(name) != now.get(name):
+                change = f"was {before.get(name)} and is now {now.get(name)}"
+                raise RunError(f"this run cannot be resumed here: its {part}'s {name} {change}.")

@@ -34,7 +34,7 @@ def test_it_is_stored_read_and_merged() -> None:
     for fact in facts:
         record = json.loads(line_of(fact))
         assert (record["kind"], record["batch_size"], record["phase"]) == ("warmth", 2, "decode")
-        merged.add(fact_of(record))
+        fact_of(record).merge_into(merged)
     assert merged.every(Warmth) == facts
     assert merged.latest(Warmth) == facts[-1]
     assert merged.latest_by(Warmth, "key") == (facts[-1],)
