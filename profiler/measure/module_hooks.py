@@ -64,29 +64,25 @@ def _by_group(key: CellKey, steps: list[dict[str, float]]) -> HookedStep:
 
 
 class Pieces:
-    """Clock marks at every entry and exit, and the group that owns the time between two of them."""
+    """Clock marks at every entry and exit, and the group that owns the time between two of them, also a NVTX range."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._clock = machine.clock
         self._stack = [BETWEEN_MODULES]
-        self._ranges: list[ExitStack] = []
-        """Each group is also a range in the device's own profilers (NVTX)."""
 
     def start(self) -> None:
         self.marks, self.owners = [self._clock.mark()], list[str]()
 
     def enter(self, group: str, *_: object) -> None:
-        inside = ExitStack()
-        inside.enter_context(self._machine.range(group))
-        self._ranges.append(inside)
+        self._machine.push_range(group)
         self._cut()
         self._stack.append(group)
 
     def leave(self, *_: object) -> None:
         self._cut()
         self._stack.pop()
-        self._ranges.pop().close()
+        self._machine.pop_range()
 
     def finish(self) -> dict[str, float]:
         """Return the seconds by group since `start`. Raises RuntimeError if the clock gives impossible times."""
