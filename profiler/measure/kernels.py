@@ -152,7 +152,7 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
     cold_bytes = cold_bytes_of(subject, ceilings)
     times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
     for operator, seconds in times.items():
-        yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
+        yield Replay(subject.work.names[operator], seconds, without_faults=page_fault_s > 0)
     # On a CPU, the small kernels of a decode step take almost no time compared with their overhead.
     if key.phase not in subject.engines[key.cell.engine].eager_phases or not (
         machine.captures or key.phase == "prefill"
@@ -170,7 +170,7 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
             operator.count * timing_of(seconds).median_s for operator, seconds in cores.items()
         )
         for operator, seconds in cores.items():
-            yield Replay(subject.names[operator], tuple(min(1.0, max(0.0, share)) * each for each in seconds))
+            yield Replay(subject.work.names[operator], tuple(min(1.0, max(0.0, share)) * each for each in seconds))
 
 
 def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
@@ -216,7 +216,7 @@ def _replay_linears(
     )
     converted = replay_calls(converting, machine, budget_s=share_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
     for op, seconds in times.items():
-        yield Replay(subject.names[op], seconds, converted.get(op, ()), without_faults=page_fault_s > 0)
+        yield Replay(subject.work.names[op], seconds, converted.get(op, ()), without_faults=page_fault_s > 0)
 
 
 def conversions(

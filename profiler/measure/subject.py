@@ -12,7 +12,7 @@ from torch import nn
 from profiler.counting.attention import AttentionCore
 from profiler.counting.chosen_kernel import SdpaStep, attention_path, outlier_columns
 from profiler.counting.memory_need import MemoryNeed, memory_need
-from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
+from profiler.counting.operators import Experts, Linear, ModelWork, as_value, padded_work
 from profiler.counting.walk import linear_modules
 from profiler.data.free_memory import room_bytes
 from profiler.device.machine import Machine, machine_for
@@ -49,11 +49,6 @@ class Subject:
         return self.loaded.request
 
     @cached_property
-    def names(self) -> Mapping[Operator, str]:
-        """A unique name for each operator."""
-        return self.work.names
-
-    @cached_property
     def model_bytes(self) -> int:
         """Bytes of the weights as loaded."""
         return model_storage_bytes(self.loaded.module)
@@ -84,7 +79,7 @@ class Subject:
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
         works = []
-        for operator, name in self.names.items():
+        for operator, name in self.work.names.items():
             work = padded_work(operator, key, batch, path) if batch else operator.work(step, path)
             works.append(as_value(operator, name, work, step))
         if self.engines[key.cell.engine].owned:  # then only the work that the algorithm needs is known
