@@ -17,12 +17,11 @@ from profiler.judge.demand import cells_of_disturbed_overhead, cells_of_disturbe
 from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, setting_of, time_run
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
-from profiler.measure.drafting import measure_drafts
+from profiler.measure.answers import check_quality, measure_drafts
 from profiler.measure.generate import time_generate
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
 from profiler.measure.linears import time_formats
 from profiler.measure.module_hooks import experts_touched, hook_cell
-from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import circumstances_here
