@@ -19,11 +19,10 @@ from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
 from profiler.measure.answers import check_quality, measure_drafts
 from profiler.measure.generate import time_generate
+from profiler.measure.inside import experts_touched, hook_cell, trace_cell
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
 from profiler.measure.linears import time_formats
-from profiler.measure.module_hooks import experts_touched, hook_cell
 from profiler.measure.subject import Subject
-from profiler.measure.trace import trace_cell
 from profiler.measure.trials import circumstances_here
 from profiler.measure.trials import try_changes as trials_of
 from profiler.roofs.measure import remeasure_ceilings
