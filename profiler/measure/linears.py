@@ -16,8 +16,7 @@ from profiler.facts.measurements import FormatLinears, LinearsTime
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.measure.dense_copies import packed_linears
-from profiler.measure.kernels import cold_bytes_of, replayable_linears
-from profiler.measure.replay import replay_linears
+from profiler.measure.kernels import cold_bytes_of, replay_linears, replayable_linears
 from profiler.measure.short_model import pattern_of, shortened
 from profiler.measure.subject import Subject
 from profiler.quant.registry import FORMATS, PLAIN, can_quantise, check_quant
