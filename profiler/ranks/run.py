@@ -29,8 +29,7 @@ from profiler.ranks.process_group import ProcessGroup
 from profiler.ranks.share import load_share
 from profiler.report.progress import Listener
 from profiler.roofs.measure import measure
-from profiler.run.document import opening
-from profiler.run.fact_log import open_log
+from profiler.run.fact_log import open_log, opening
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
 from profiler.run.setup import LOOK, UNSEEN, ceiling_dtypes, on_grid, overhead_of_model, set_grid

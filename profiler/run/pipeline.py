@@ -19,13 +19,13 @@ from profiler.errors import DeviceError, RankError, RequestError, near_misses
 from profiler.facts.measurements import Readings
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
+from profiler.grid.cells import Cell
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.schedule import Progress, Schedule, corners
 from profiler.measure.sweep import RepetitionContext, Sweep, sweep
 from profiler.report.progress import Listener
-from profiler.run.document import closing, opening
-from profiler.run.fact_log import open_log
+from profiler.run.fact_log import open_log, opening
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import (
     Session,
@@ -116,6 +116,27 @@ def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
     unreached = skip_the_rest(session) if ending.error is None else ()
     ending.document = closing(session, ending.error, unreached)
     write_document(session.prepared.out, ending.document)
+
+
+def closing(session: Session, ended: BaseException | None, unreached: tuple[Cell, ...]) -> RunDocument:
+    """Return run.json with what is known only at the end; `ended` ended the measuring before its time."""
+    document, stages = session.ledger.document, session.stages
+    engines, source = session.subject.engines, session.subject.machine.source
+    breaks = {name: engine.graph_breaks for name, engine in engines.items() if engine.graph_breaks is not None}
+    skips = {name: engine.graph_skips for name, engine in engines.items() if engine.graph_skips is not None}
+    for why in dict.fromkeys(source.failures.values()):
+        names = ", ".join(name for name, reason in source.failures.items() if reason == why)
+        stages.miss("telemetry", why, f"{names} cannot be read")
+    return replace(
+        document,
+        grid=replace(document.grid, unreached=unreached),
+        engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
+        health=replace(document.health, not_seen=source.missing),
+        missing=tuple(stages.missing),
+        fallbacks=tuple(session.fallbacks),
+        stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
+        ended_by=str(ended or ""),
+    )
 
 
 def report(ending: Ending, folder: Path) -> Run:
