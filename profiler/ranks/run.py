@@ -36,8 +36,7 @@ from profiler.run.setup import LOOK, UNSEEN, ceiling_dtypes, on_grid, overhead_o
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import busy_words
-from profiler.store.folder import Run
-from profiler.store.writer import RunStore
+from profiler.store.folder import Run, RunStore
 
 OWN_CORES = (
     "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"

@@ -33,8 +33,17 @@ from profiler.store.document import (
     HealthRecord,
     RunDocument,
 )
-from profiler.store.folder import facts_of, read_document, read_gathered, refuse_another
-from profiler.store.writer import RunStore, write_cells, write_config, write_document, write_operators
+from profiler.store.folder import (
+    RunStore,
+    facts_of,
+    read_document,
+    read_gathered,
+    refuse_another,
+    write_cells,
+    write_config,
+    write_document,
+    write_operators,
+)
 
 # Writing the table during a sweep may take this share of its wall time.
 _TABLE_SHARE = 0.05

@@ -50,8 +50,7 @@ from profiler.run.setup import (
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.document import RunDocument
-from profiler.store.folder import Run
-from profiler.store.writer import RunStore, write_document
+from profiler.store.folder import Run, RunStore, write_document
 from profiler.units import several
 
 IDLE_POWER = "reading the idle device's power", "its idle power is unknown"

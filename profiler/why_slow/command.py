@@ -18,7 +18,7 @@ from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.patching import patched
-from profiler.store.writer import replace_file
+from profiler.store.folder import replace_file
 from profiler.why_slow.findings import LEAST_SHARE, TRIALS_SHARE, CallFloor, Untried, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
