@@ -9,10 +9,11 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,19 +23,19 @@ from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.overhead import bounded_by_steps
 from profiler.facts.run_facts import Facts, ModelFacts
-from profiler.grid.cells import CellKey, Grid
+from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.json_document import view
 from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import OLDEST_SCHEMA, RUN_DOCUMENT, SCHEMA_VERSION, RunDocument, document_json
 from profiler.store.old_names import content_now, name_now
 from profiler.store.operators_csv import OPERATOR_COLUMNS, OPERATORS_FILE, read_operators, table_rows
-from profiler.store.samples import SAMPLES_FILE, line_of, read_facts_of
 from profiler.units import visible
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RUN_FILE = "run.json"
+SAMPLES_FILE = "samples.jsonl"
 CELLS_FILE = "cells.csv"
 CONFIG_FILE = "config.json"
 
@@ -144,6 +145,59 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
 _RESULT = TypeAdapter(CellResult)
 _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSING), "latency_s")
 """Columns without which a row says nothing; a run that was written before another column existed lacks it."""
+
+
+_LEFT = ("after_silence", "fresh_start", "queue", "ranks")
+"""Kinds of facts that older versions stored and nothing reads any more; a tuple, since a damaged kind may be a list."""
+_CELL = tuple(item.name for item in fields(Cell))
+_adapter = cache(TypeAdapter)
+
+
+def line_of(fact: Fact) -> str:
+    """A fact as one line of JSON without a line end; the fields of its cell are keys of the object."""
+    values = asdict(cast(Any, fact))
+    key = values.pop("key", None)
+    cell = key["cell"] if key else values.pop("cell", None)
+    flat = {**({"phase": key["phase"]} if key else {}), **(cell or {})}
+    return json.dumps({"kind": fact.KIND, **flat, **values}, allow_nan=False)
+
+
+def fact_of(record: Mapping[str, Any]) -> Fact:
+    """The fact of a parsed line. Raises ValidationError, KeyError or TypeError if the record is not a fact."""
+    values = dict(record)
+    kind: Any = Fact.kinds[values.pop("kind")]
+    names = {item.name for item in fields(kind)}
+    if "key" in names or "cell" in names:
+        cell = {name: values.pop(name) for name in _CELL if name in values}
+        if "key" in names:
+            values["key"] = {"phase": values.pop("phase"), "cell": cell}
+        else:
+            values["cell"] = cell
+    return cast(Fact, _adapter(kind).validate_python(values))
+
+
+def read_facts_of(folder: Path) -> list[Fact]:
+    """All facts of samples.jsonl. Raises RunError naming the first line that cannot be read."""
+    facts = []
+    try:
+        file = (folder / SAMPLES_FILE).open("rb")
+    except OSError:
+        raise RunError(f"{folder} has no {SAMPLES_FILE}.") from None
+    with file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                record = content_now(json.loads(raw))
+            except (ValueError, RecursionError):
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
+            if not isinstance(record, dict):
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a JSON object.")
+            if record.get("kind") in _LEFT:
+                continue
+            try:
+                facts.append(fact_of(record))
+            except (ValidationError, KeyError, TypeError):
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a fact of a run.") from None
+    return facts
 
 
 def read_gathered(folder: Path) -> MergedFacts:
