@@ -144,7 +144,6 @@ class _Bench:
     engine: Engine
     machine: Machine
     budget_s: float
-    """Seconds for the steps of this engine."""
     since_s: float
 
     @property

@@ -199,7 +199,6 @@ def execution_paths(
     def path_of_phase(phase: Phase, compiled: bool) -> ExecutionPath:
         return attention_path(attention, cores, SdpaStep(request.device, request.dtype, *shapes[phase], compiled))
 
-    paths: dict[tuple[str, Phase], ExecutionPath] = {}
     outliers: dict[Phase, dict[str, float]] = {}
     if request.quant == "int8":
         # The columns that LLM.int8() finds in the shortest prompt and in the step after it, whatever the engine.
@@ -210,15 +209,16 @@ def execution_paths(
             outliers["prefill"] = outlier_columns(loaded.module)
             eager.decode(state)
             outliers["decode"] = outlier_columns(loaded.module)
-    for name, engine in engines.items():
-        for phase in PHASES:
-            paths[name, phase] = replace(
-                path_of_phase(phase, phase not in engine.eager_phases),
-                cache=engine.cache,
-                cache_format=engine.cache_format,
-                masks=engine.pads,
-                all_logits=not engine.keeps_last_logits,
-                gathers_experts=engine.calls_generate and experts == "grouped_mm" and request.device.type != "cpu",
-                outlier_columns=outliers.get(phase, {}),
-            )
-    return paths
+    return {
+        (name, phase): replace(
+            path_of_phase(phase, phase not in engine.eager_phases),
+            cache=engine.cache,
+            cache_format=engine.cache_format,
+            masks=engine.pads,
+            all_logits=not engine.keeps_last_logits,
+            gathers_experts=engine.calls_generate and experts == "grouped_mm" and request.device.type != "cpu",
+            outlier_columns=outliers.get(phase, {}),
+        )
+        for name, engine in engines.items()
+        for phase in PHASES
+    }

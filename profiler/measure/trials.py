@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import LogitsProcessorList
@@ -102,8 +102,7 @@ class _Names(dict[str, Any]):
 
 def arguments_of(text: str, model: Any = None) -> dict[str, Any]:
     """Return the arguments that a line passes: `dtype=torch.bfloat16` is `{"dtype": torch.bfloat16}`."""
-    arguments: dict[str, Any] = eval(f"dict({text})", {}, _Names(torch=torch, model=model, dict=dict))
-    return arguments
+    return cast(dict[str, Any], eval(f"dict({text})", {}, _Names(torch=torch, model=model, dict=dict)))
 
 
 class Switch:

@@ -42,7 +42,6 @@ OPERATOR_COLUMN_MEANINGS = {
     "gemms": "Matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
-"""The columns of operators.csv, in their order."""
 _PHASES: dict[str, Phase] = {phase: phase for phase in PHASES}
 _AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes")
 
