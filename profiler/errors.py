@@ -82,11 +82,6 @@ def describe_error(error: BaseException) -> str:
     return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
 
 
-def is_of_device(error: BaseException) -> bool:
-    """Return whether CUDA raised `error`: a RuntimeError, or a subclass, with CUDA in its text."""
-    return isinstance(error, RuntimeError) and "CUDA" in str(error)
-
-
 @contextlib.contextmanager
 def tolerate_errors(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
     """Suppress an error within, after `failed` with it; a lost device or rank (DeviceError) and interrupts pass."""
