@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import profiler
-from profiler.device.device import ENVIRONMENT
+from profiler.facts.run_facts import ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 
