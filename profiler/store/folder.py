@@ -26,8 +26,15 @@ from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.json_document import view
 from profiler.judge.cells import CELL_COLUMNS, CellResult
-from profiler.store.document import OLDEST_SCHEMA, RUN_DOCUMENT, SCHEMA_VERSION, RunDocument, document_json
-from profiler.store.old_names import content_now, name_now
+from profiler.store.document import (
+    OLDEST_SCHEMA,
+    RUN_DOCUMENT,
+    SCHEMA_VERSION,
+    RunDocument,
+    content_now,
+    document_json,
+    name_now,
+)
 from profiler.store.operators_csv import OPERATOR_COLUMNS, OPERATORS_FILE, read_operators, table_rows
 from profiler.units import visible
 
@@ -132,7 +139,7 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
             # Without empty texts, a field's default applies; an integer field takes no `.0`.
             texts = ({name: text for name in CELL_COLUMNS if (text := row.get(name))} for row in reader)
             clean = ({name: name_now(visible(text).removesuffix(".0")) for name, text in row.items()} for row in texts)
-            return tuple(map(_RESULT.validate_python, clean))
+            return tuple(map(_adapter(CellResult).validate_python, clean))
     except FileNotFoundError:
         raise RunError(f"{folder} has no {CELLS_FILE}: the run ended before its first cell.") from None
     except ValidationError as error:
@@ -142,7 +149,6 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
         raise RunError(f"{cells_path} is damaged: {error}.") from None
 
 
-_RESULT = TypeAdapter(CellResult)
 _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSING), "latency_s")
 """Columns without which a row says nothing; a run that was written before another column existed lacks it."""
 

@@ -13,7 +13,7 @@ from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, Opera
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.keyed import columns_of
-from profiler.store.old_names import content_now, name_now
+from profiler.store.document import content_now, name_now
 from profiler.units import each_text, visible
 
 OPERATORS_FILE = "operators.csv"
