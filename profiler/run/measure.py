@@ -18,8 +18,7 @@ from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
 from profiler.measure.answers import check_quality, measure_drafts
-from profiler.measure.generate import time_generate
-from profiler.measure.inside import experts_touched, hook_cell, trace_cell
+from profiler.measure.inside import experts_touched, hook_cell, time_generate, trace_cell
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
 from profiler.measure.linears import time_formats
 from profiler.measure.subject import Subject
@@ -85,8 +84,7 @@ def explain_cells(session: Session) -> None:
         return
     _replay(session, measured)
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
-        budget_s = session.budget.part_s(RunPart.GENERATE)
-        session.ledger.extend(time_generate(session.subject, measured, budget_s))
+        session.ledger.extend(time_generate(session.subject, measured, session.budget.part_s(RunPart.GENERATE)))
     options = session.prepared.options
     is_alone = session.ledger.document.ranks == 1  # the other ranks take part in steps of the sweep only
     if session.subject.machine.is_cuda and is_alone and not (options.breakdown or options.trace):
@@ -176,7 +174,6 @@ def try_changes(session: Session, budget_s: float) -> None:
         session.stages.miss(f"trying {change}", describe_error(error), "this change has no trial")
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
-        trials = [trial for of_cell in ledger.gathered.trials.values() for trial in of_cell]
         latencies_s = {key: time_s for key, time_s in ledger.facts.medians_s().items() if key.cell.engine == engine}
         tried = trials_of(
             subject,
@@ -185,7 +182,7 @@ def try_changes(session: Session, budget_s: float) -> None:
             possible_changes(circumstances_here(subject, circumstances_of(ledger.facts))),
             budget_s,
             on_failure,
-            earlier=trials,
+            earlier=[trial for of_cell in ledger.gathered.trials.values() for trial in of_cell],
             savings_s=promised_s(judge_run(ledger.facts).judged, setting_of(ledger.facts)),
         )
         ledger.extend(tried)

@@ -21,8 +21,7 @@ from profiler.device.machine import Machine
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS
 from profiler.judge.engine_differences import PART_NAMES
-from profiler.measure.generate import count_reads
-from profiler.measure.inside import TRACE, Interval, Pieces, activity, kernel_name, trace_cell
+from profiler.measure.inside import TRACE, Interval, Pieces, activity, count_reads, kernel_name, trace_cell
 from profiler.report import time_breakdown
 from profiler.report.changes import generate_lines
 from profiler.store.folder import read_run
