@@ -99,7 +99,6 @@ def execute(prepared: PreparedRun, listener: Listener, *, spent_s: float = 0.0, 
 class Ending:
     """How the measuring of a run ended."""
 
-    document: RunDocument
     stages: Stages
     error: KeyboardInterrupt | DeviceError | None = None
 
@@ -107,14 +106,13 @@ class Ending:
 @contextmanager
 def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
     """Context manager of the measuring, which Ctrl-C or a lost device ends; what was measured is in run.json then."""
-    ending = Ending(session.ledger.document, session.stages)
+    ending = Ending(session.stages)
     try:
         yield ending
     except (DeviceError, KeyboardInterrupt) as error:
         ending.error = error
     unreached = skip_the_rest(session) if ending.error is None else ()
-    ending.document = closing(session, ending.error, unreached)
-    write_document(session.prepared.out, ending.document)
+    write_document(session.prepared.out, closing(session, ending.error, unreached))
 
 
 def closing(session: Session, ended: BaseException | None, unreached: tuple[Cell, ...]) -> RunDocument:
@@ -140,12 +138,12 @@ def closing(session: Session, ended: BaseException | None, unreached: tuple[Cell
 
 def report(ending: Ending, folder: Path) -> Run:
     """Judge what was measured and write the report, then raise what ended the measuring."""
-    error, document = ending.error, ending.document
+    error = ending.error
     if error:
         clear_frames(error.__traceback__)  # they hold the session, whose model's memory judging needs
     run = judge_folder(folder, finished=error is None)
     if not isinstance(error, RankError):  # torchrun waits for this process to end
-        run = _write_report(run, document, ending.stages)
+        run = _write_report(run, ending.stages)
     if error:
         raise error
     return run
@@ -266,8 +264,8 @@ def _log(session: Session, outcome: Repetition | Gap, watch: Watch) -> None:
     stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
 
 
-def _write_report(run: Run, document: RunDocument, stages: Stages) -> Run:
-    """Write the report. If that fails, `document` names it, and the run is judged once more with it."""
+def _write_report(run: Run, stages: Stages) -> Run:
+    """Write the report. If that fails, run.json names it, and the run is judged once more with it."""
     stages.listener.stage("writing the report")
     # Imported late: plotting libraries hold 100 MB, which the ceilings' buffers need.
     from profiler.report.html import write_report
@@ -275,7 +273,7 @@ def _write_report(run: Run, document: RunDocument, stages: Stages) -> Run:
     with stages.optional("report.html", "the file is left out"):
         write_report(run)
         return run
-    write_document(run.folder, replace(document, missing=tuple(stages.missing)))
+    write_document(run.folder, replace(run.document, missing=tuple(stages.missing), finished=False))
     return judge_folder(run.folder, finished=run.document.finished)
 
 
