@@ -121,7 +121,7 @@ class Subject:
         fits = {cell.batch_size for cell in self.grid.cells if self.lack_of_memory(cell) is None}
         return [size for size in batch_sizes if size in fits]
 
-    def model_facts(self, grid: Grid) -> ModelFacts:
+    def model_facts(self) -> ModelFacts:
         """Return the model's entry in run.json."""
         loaded, request = self.loaded, self.request
         linears = [op for op in self.work.of_kind(Linear) if op.rows != "last"]
@@ -142,7 +142,7 @@ class Subject:
             load_s=loaded.load_s if math.isfinite(loaded.load_s) else 0.0,  # JSON has no NaN
             first_call_s=loaded.first_call_s,
             unpacked_from=loaded.unpacked_from,
-            attention=self.paths[grid.engines[0], "prefill"].attention,
+            attention=self.paths[self.grid.engines[0], "prefill"].attention,
             offloaded_bytes=dict(loaded.offloaded_bytes),
             placement=dict(loaded.placement.device_map) if loaded.placement else None,
             linear_weights=sum(count * weight.in_features * weight.out_features for count, weight in owned),

@@ -123,7 +123,7 @@ def opening(
         roofscope=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=prepared.command,
-        model=subject.model_facts(grid),
+        model=subject.model_facts(),
         device=view(
             DeviceFacts,
             info,
