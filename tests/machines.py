@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from profiler.device.contention import ForeignLoad
+from profiler.device.device import Device
 from profiler.device.machine import Machine, machine_for
 from profiler.facts.ceilings import Ceiling
-from profiler.facts.run_facts import Device
 
 CPU = torch.device("cpu")
 HOST = machine_for(CPU)

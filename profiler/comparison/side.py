@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import stdev
 from typing import Literal
 
+from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
 from profiler.facts.ceilings import Ceiling, DriftReading, swing
 from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_spreads
-from profiler.facts.run_facts import ENVIRONMENT
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.readers.detect import read_foreign

@@ -1,18 +1,22 @@
 """The device of a run (name, memory, caches, capability) and the versions of its software."""
 
+from __future__ import annotations
+
 import os
 import platform
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from profiler.data.datasheets import find
+from profiler.data.datasheets import Datasheet, find
 from profiler.device.memory import total_bytes
 from profiler.errors import DeviceError
-from profiler.facts.run_facts import ENVIRONMENT, Device
 from profiler.options import check_device_name
 from profiler.packages import MISSING, version_of
+
+if TYPE_CHECKING:
+    import torch
 
 CPUINFO_FILE = Path("/proc/cpuinfo")
 CPUS_FOLDER = Path("/sys/devices/system/cpu")
@@ -24,12 +28,55 @@ _PROCESSOR_IDS = {
     "CPU variant": "variant", "CPU part": "part",
 }  # fmt: skip
 _VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "sme", "asimd", "i8mm", "bf16")
+ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "DISABLE_ADDMM_CUDA_LT", "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS",
+    "NCCL_ALGO", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC",
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", "TORCHINDUCTOR_CPP_WRAPPER",
+    "TORCHINDUCTOR_CUDAGRAPHS", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM", "TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE", "TORCHINDUCTOR_USE_FAST_MATH",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_COMPILE_DISABLE",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+)  # fmt: skip
+"""Environment variables that change how fast a step runs: switches and numbers, never a path or a device's id."""
 # Words and numbers such as AVX512_CORE_AMX or max_split_size_mb:128; no token, path, address or UUID.
 _WORD = r"(?:[A-Za-z0-9]{1,12}(?:\.\d{1,4})?|cudaMallocAsync)"
 _SETTING = re.compile(rf":?{_WORD}(?:[:,_]{_WORD}){{0,15}}")
 
 
+@dataclass(frozen=True)
+class Device:
+    """A CPU or a CUDA device."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    last_level_cache_bytes: int
+    threads: int
+    """torch's compute threads on a CPU; streaming multiprocessors of a GPU."""
+    compute_capability: str
+    """CUDA's, or the vector instructions that torch uses on a CPU."""
+    datasheet: Datasheet | None
+    uuid: str = ""
+    """Of a GPU: distinguishes two of the same name."""
+
+    @property
+    def sixteen_bit_dtype(self) -> str:
+        """BF16 or FP16, as it multiplies it: FP16 on GPUs before Ampere (compute capability 8.0)."""
+        return "float16" if self.kind == "cuda" and float(self.compute_capability) < 8.0 else "bfloat16"
+
+    @property
+    def host_threads(self) -> int:
+        """The host threads that it needs: all of a CPU's, one to launch a GPU's steps."""
+        return self.threads if self.kind == "cpu" else 1
+
+
 def describe(device: torch.device) -> Device:
+    import torch
+
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(
@@ -55,21 +102,29 @@ def describe(device: torch.device) -> Device:
 
 def compute_capability(device: torch.device) -> tuple[int, int]:
     """Return the CUDA compute capability of `device` as (major, minor); (0, 0) for a CPU."""
+    import torch
+
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def gpu_count() -> int:
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def make_current(device: torch.device) -> None:
     """Make a CUDA device the one that this process uses; a CPU always is."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def resolve_device(name: str) -> torch.device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises RequestError if it does not exist."""
+    import torch
+
     check_device_name(name)
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
@@ -87,6 +142,8 @@ def resolve_device(name: str) -> torch.device:
 
 def software() -> dict[str, str]:
     """Return versions by name: Python, the kernel, torch, its CUDA and libraries above it; and the `environment`."""
+    import torch
+
     versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     packages = {name: version_of(name) for name in ("torch", "transformers", "accelerate", "bitsandbytes")}
     versions |= {name: version for name, version in packages.items() if version != MISSING}

@@ -19,10 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from profiler.device import memory
 from profiler.device.clock import Clock, clock_for, now_s
-from profiler.device.device import describe, under_wsl
+from profiler.device.device import Device, describe, under_wsl
 from profiler.device.telemetry import TelemetrySource, source_for
 from profiler.errors import CaptureError, DeviceError, first_line
-from profiler.facts.run_facts import Device
 
 _SYNCHRONISES = "synchronizing CUDA operation"
 """The error of torch's synchronisation debug mode (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""

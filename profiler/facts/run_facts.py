@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
-from profiler.data.datasheets import Datasheet
 from profiler.data.free_memory import idle_room_bytes
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.fact import MergedFacts
@@ -14,21 +13,6 @@ from profiler.facts.operators import OperatorWork
 from profiler.facts.repetitions import phase_samples
 from profiler.facts.telemetry import Timeline
 from profiler.grid.cells import CellKey, Grid
-
-ENVIRONMENT = (
-    "ATEN_CPU_CAPABILITY", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "DISABLE_ADDMM_CUDA_LT", "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS",
-    "NCCL_ALGO", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC",
-    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", "TORCHINDUCTOR_CPP_WRAPPER",
-    "TORCHINDUCTOR_CUDAGRAPHS", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
-    "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM", "TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE", "TORCHINDUCTOR_USE_FAST_MATH",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_COMPILE_DISABLE",
-    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
-)  # fmt: skip
-"""Environment variables that change how fast a step runs: switches and numbers, never a path or a device's id."""
 
 
 @dataclass(frozen=True)
@@ -86,33 +70,6 @@ class OwnedModel:
     weight_bytes: int
     cache_bytes: int
     """Bytes reserved for the cache, filled or not."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """A CPU or a CUDA device."""
-
-    kind: str
-    name: str
-    memory_bytes: int
-    last_level_cache_bytes: int
-    threads: int
-    """torch's compute threads on a CPU; streaming multiprocessors of a GPU."""
-    compute_capability: str
-    """CUDA's, or the vector instructions that torch uses on a CPU."""
-    datasheet: Datasheet | None
-    uuid: str = ""
-    """Of a GPU: distinguishes two of the same name."""
-
-    @property
-    def sixteen_bit_dtype(self) -> str:
-        """BF16 or FP16, as it multiplies it: FP16 on GPUs before Ampere (compute capability 8.0)."""
-        return "float16" if self.kind == "cuda" and float(self.compute_capability) < 8.0 else "bfloat16"
-
-    @property
-    def host_threads(self) -> int:
-        """The host threads that it needs: all of a CPU's, one to launch a GPU's steps."""
-        return self.threads if self.kind == "cpu" else 1
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import partial
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
+from profiler.device.device import Device
 from profiler.facts.ceilings import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceiling, Ceilings
-from profiler.facts.run_facts import Device
 from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth

@@ -17,6 +17,7 @@ from profiler.counting.model_numbers import compute_bound_from_batch, floor_unde
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours
+from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES, OWNING
@@ -24,7 +25,6 @@ from profiler.engines.transformers import PaddedEngine
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
 from profiler.facts.ceilings import Ceilings, swing
 from profiler.facts.overhead import OverheadSamples
-from profiler.facts.run_facts import Device
 from profiler.facts.step import ExecutionPath, Step
 from profiler.facts.telemetry import Contention
 from profiler.grid.cells import PHASES, CellKey, Grid

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from profiler.counting.operators import Linear
 from profiler.device.contention import ForeignLoad
-from profiler.device.device import under_wsl
+from profiler.device.device import Device, under_wsl
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.run_facts import Device
 from profiler.facts.telemetry import Contention
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject

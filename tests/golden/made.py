@@ -15,7 +15,7 @@ from profiler.checks import device, installation
 from profiler.checks.doctor import Examination, PresetFit, first_command, fit_words
 from profiler.checks.installation import CheckResult, run_check
 from profiler.data.datasheets import gpu_called
-from profiler.facts.run_facts import Device
+from profiler.device.device import Device
 from profiler.packages import MISSING
 from profiler.why_slow.findings import CallFloor, Finding, TriedChange, Why, judge_calls
 from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations, OwnLine

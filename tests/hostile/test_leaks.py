@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import profiler
-from profiler.facts.run_facts import ENVIRONMENT
+from profiler.device.device import ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from hurry import with_effort
 from machines import CPU, HOST, FakeClock, SimulatedMachine, SimulatedMemory, ceiling, small
 from torch import nn
 
+from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults, storage_bytes
 from profiler.errors import NoFreeMemoryError
 from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, DriftReading, WeightReadCeiling, drift, swing
-from profiler.facts.run_facts import Device
 from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as matmuls

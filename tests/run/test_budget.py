@@ -15,9 +15,10 @@ from machines import HOST, Others, ceiling
 
 from profiler import effort
 from profiler.data.datasheets import gpu_called
+from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.run_facts import Device, Facts
+from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.judge_run import judge_run
 from profiler.judge.warnings import health_warnings

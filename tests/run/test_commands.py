@@ -20,11 +20,11 @@ from hurry import with_effort
 from machines import HOST, small
 
 import profiler
+from profiler.device.device import ENVIRONMENT
 from profiler.effort import STANDARD
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, OutOfTimeError, RankError, RequestError
 from profiler.facts.repetitions import Gap
-from profiler.facts.run_facts import ENVIRONMENT
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
