@@ -127,8 +127,7 @@ def export(
 ) -> None:
     """Write a run's tokens-per-second table."""
     from profiler.report.columns import EXPORTERS, tokens_table
-    from profiler.store.folder import read_run
-    from profiler.store.writer import replace_file
+    from profiler.store.folder import read_run, replace_file
 
     one_of(kind, "--format", EXPORTERS)
     content = EXPORTERS[kind](tokens_table(read_run(folder)))

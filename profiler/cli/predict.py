@@ -231,7 +231,7 @@ def explore(
     """
     from profiler.explore.command import explore_page
     from profiler.explore.document import DEFAULT_GPUS, explore_document
-    from profiler.store.writer import replace_file
+    from profiler.store.folder import replace_file
 
     document = explore_document(model, listed(gpu) or DEFAULT_GPUS, listed(quant))
     path = out or Path(f"{Path(document.model).name}-explore.html")

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -335,7 +336,7 @@ class ModelWork:
         path = path or ExecutionPath()
         return sum((operator.work(step, path) for operator in self.operators), Work())
 
-    @property
+    @cached_property
     def names(self) -> dict[Operator, str]:
         """A unique name for each operator; equal names (of layers with different windows) get a number."""
         numbers: dict[str, int] = {}

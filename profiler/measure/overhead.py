@@ -33,8 +33,7 @@ from profiler.grid.cells import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
 from profiler.measure.captured_calls import ReusedCache, callable_modules, caught_calls
-from profiler.measure.kernels import conversions, replayable_linears
-from profiler.measure.replay import replay_calls
+from profiler.measure.kernels import conversions, replay_calls, replayable_linears
 from profiler.patching import patched
 from profiler.quant.bitsandbytes import dense_copies
 from profiler.quant.registry import FORMATS, Quant
@@ -145,7 +144,6 @@ class _Bench:
     engine: Engine
     machine: Machine
     budget_s: float
-    """Seconds for the steps of this engine."""
     since_s: float
 
     @property

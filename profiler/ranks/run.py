@@ -36,16 +36,14 @@ from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.ranks.process_group import ProcessGroup
 from profiler.report.progress import Listener
 from profiler.roofs.measure import measure
-from profiler.run.document import opening
-from profiler.run.fact_log import open_log
+from profiler.run.fact_log import open_log, opening
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
 from profiler.run.setup import LOOK, UNSEEN, ceiling_dtypes, on_grid, overhead_of_model, set_grid
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import busy_words
-from profiler.store.folder import Run
-from profiler.store.writer import RunStore
+from profiler.store.folder import Run, RunStore
 
 OWN_CORES = (
     "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
@@ -201,7 +199,7 @@ def _set_up(
     prepared = replace(prepared, warnings=(*prepared.warnings, *warnings))
     document = replace(opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w), ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *overhead])
-    return Session(prepared, subject, document, ledger, stages, budget, pace, fallbacks=fallbacks)
+    return Session(prepared, subject, ledger, stages, budget, pace, fallbacks=fallbacks)
 
 
 def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:

@@ -18,8 +18,7 @@ from profiler.report.plots.style import styled
 from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
 from profiler.report.time_breakdown import MOST_BARS_A_PHASE, WORTH_SHOWING, breakdown_bars, terms_of
-from profiler.store.folder import Run
-from profiler.store.writer import replace_file
+from profiler.store.folder import Run, replace_file
 from profiler.units import duration, unbroken, utc_minute
 
 

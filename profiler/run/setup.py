@@ -38,8 +38,7 @@ from profiler.measure.sweep import WarmUp, warm_up
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.roofs.bandwidth import measure_links, measure_weights
-from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
-from profiler.roofs.measure import cached, measure
+from profiler.roofs.measure import PROBE_BYTES, DriftProbe, cached, measure
 from profiler.roofs.sampler import attempt
 from profiler.run.fact_log import FactLog
 from profiler.run.stages import Guard, RunBudget, RunPart, Stages

@@ -25,7 +25,7 @@ from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.patching import patched
-from profiler.store.writer import replace_file
+from profiler.store.folder import replace_file
 from profiler.why_slow.findings import Why, judge_calls
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder

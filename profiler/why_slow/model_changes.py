@@ -18,8 +18,7 @@ from profiler.device.memory import available_bytes
 from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError
 from profiler.loading.request import dtype_name
-from profiler.measure.dense_copies import PackedLinear, dense_copies, packed_linears, replaced
-from profiler.measure.linears import kernel_of
+from profiler.measure.linears import PackedLinear, dense_copies, kernel_of, packed_linears, replaced
 from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
 from profiler.units import duration, scaled

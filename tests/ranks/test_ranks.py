@@ -23,9 +23,8 @@ from profiler.counting.count import count
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.repetitions import Repetition
 from profiler.ranks.run import OWN_CORES
-from profiler.store.folder import read_run
+from profiler.store.folder import read_facts_of, read_run
 from profiler.store.operators_csv import read_operators
-from profiler.store.samples import read_facts_of
 
 pytestmark = pytest.mark.slow
 

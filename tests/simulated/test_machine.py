@@ -18,9 +18,8 @@ from profiler.errors import CaptureError, RequestError
 from profiler.facts.ceilings import drift
 from profiler.loading.source import presets
 from profiler.roofs.bandwidth import measure_weights
-from profiler.roofs.fixed_work import DriftProbe
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm
-from profiler.roofs.measure import measure
+from profiler.roofs.measure import DriftProbe, measure
 from profiler.roofs.sampler import clocked
 from profiler.run.warnings import ceiling_warnings
 

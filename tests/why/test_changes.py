@@ -22,7 +22,7 @@ from transformers import DynamicCache, ViTConfig, ViTForImageClassification
 
 import profiler
 from profiler.device.clock import now_s
-from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
+from profiler.measure.linears import dense_copies, packed_linears, replaced
 from profiler.why_slow import change_registry, trials
 from profiler.why_slow.findings import TRIALS_SHARE, TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.model_changes import unmerged_adapters

@@ -14,8 +14,7 @@ from profiler.errors import RequestError, near_misses
 from profiler.report.plots.charts import breakdown_chart, doubling, memory, regime_map, throughput, waterfall
 from profiler.report.plots.roofline import operators, roofline
 from profiler.report.plots.style import MOST_WIDTH_IN, styled
-from profiler.store.folder import Run
-from profiler.store.writer import replace_file
+from profiler.store.folder import Run, replace_file
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GridCount
