@@ -9,12 +9,11 @@ from typing import Annotated, Literal, get_type_hints
 
 from profiler.facts.repetitions import Repetition, Status, median_issue_s
 from profiler.facts.run_facts import DeviceFacts
-from profiler.grid.cells import CellKey, Phase
+from profiler.grid.cells import CellKey, KeyedRecord, Phase
 from profiler.json_document import view
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cell_stages import NO_TIME, Judged, Timed
 from profiler.judge.difference import Difference, difference
-from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime
 from profiler.judge.savings import ChangeEffect
 from profiler.stats import Estimate, Noise, narrow_enough, percentile
@@ -186,7 +185,7 @@ def row_of(cell: Timed | Judged, device: DeviceFacts) -> CellResult:
     operators, time_s = timed.operators, timed.time
     flops, nbytes = sum(item.flops for item in operators), sum(item.model_bytes for item in operators)
     row = CellResult(
-        **columns_of(timed.key),
+        **timed.key.columns,
         status=timed.status,
         model_flops=int(flops),
         model_bytes=round(nbytes),
@@ -315,7 +314,7 @@ def evidence_of(judged: Judged, peak_bytes: int, unexplained_in_s: Mapping[str, 
     return view(
         CellEvidence,
         judged.verdict,
-        **columns_of(judged.key),
+        **judged.key.columns,
         signals=judged.verdict.evidence,
         conflicts=tuple(item.signal for item in judged.verdict.conflicts),
         split_half_widths_s=judged.terms.half_widths_s,

@@ -9,11 +9,10 @@ from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import GenerateSteps
 from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import DEFAULT_ENGINE, CellKey
+from profiler.grid.cells import DEFAULT_ENGINE, CellKey, KeyedRecord
 from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.judge.cell_stages import Judged
 from profiler.judge.difference import longer_s
-from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.judge.savings import EngineDifference
 from profiler.stats import Estimate
 from profiler.units import signed_duration
@@ -48,7 +47,7 @@ def engine_differences(
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
         rows.append(
             EngineDifference(
-                **columns_of(key),
+                **key.columns,
                 against=first,
                 saves_s=-longer.median_s,
                 low_s=-longer.high_s,
@@ -118,7 +117,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
             streamer_s = max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))
         rows.append(
             GenerateOverhead(
-                **columns_of(key),
+                **key.columns,
                 transformers=steps.transformers if steps else "",
                 tax_s=added.median_s,
                 low_s=added.low_s,

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import CellKey
+from profiler.grid.cells import CellKey, KeyedRecord
 from profiler.judge.demand import overhead_at, step_demand
-from profiler.judge.keyed import KeyedRecord, columns_of
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
@@ -46,7 +45,7 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
         operators = [item for item in facts.operators[key] if item.group == group]
         rows.append(
             GroupTime(
-                **columns_of(key),
+                **key.columns,
                 group=group,
                 time_s=seconds,
                 share=seconds / step_s,

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import DEFAULT_ENGINE, CellKey
+from profiler.grid.cells import DEFAULT_ENGINE, CellKey, KeyedRecord
 from profiler.grid.ragged import padding_share, waiting
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.difference import longer_s
-from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.stats import Estimate
 
 
@@ -49,7 +48,7 @@ def ragged_step(
     plain = facts.repetitions.get(plain_key.cell, ())
     operators = facts.operators[key]
     return RaggedStep(
-        **columns_of(key),
+        **key.columns,
         prompt_lens=tuple(request.prompt_len for request in batch),
         padding=padding_share(batch),
         padding_s=parts.padding_s,

@@ -9,8 +9,8 @@ from typing import Literal
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial
+from profiler.grid.cells import KeyedRecord
 from profiler.judge.difference import difference, is_claim
-from profiler.judge.keyed import KeyedRecord
 from profiler.stats import Estimate, undisturbed
 from profiler.units import duration
 

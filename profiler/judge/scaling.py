@@ -15,7 +15,6 @@ from profiler.facts.operators import Amount, OperatorWork
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cell_stages import Timed
 from profiler.judge.difference import difference
-from profiler.judge.keyed import columns_of
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import percent
 
@@ -268,7 +267,7 @@ def size_of(key: CellKey, axis: Axis) -> int:
 
 
 def series_of(key: CellKey) -> Iterator[Series]:
-    columns = columns_of(key) | {"filled": "by a prompt" if key.cell.prompt_len else "directly"}
+    columns = key.columns | {"filled": "by a prompt" if key.cell.prompt_len else "directly"}
     for axis, fixed in _FIXED.items():
         if _PHASE_OF.get(axis, key.phase) == key.phase:
             yield axis, tuple(columns[name] for name in fixed)
