@@ -1,25 +1,27 @@
-"""`forecast`: times of cells that were not measured, with their cross-validated error."""
+"""`forecast`: times of cells that were not measured, from a run with their error, or from a GPU's datasheet."""
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from profiler.counting.cache import counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
-from profiler.data.published_results import EngineKind
+from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences
 from profiler.errors import RequestError, RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.datasheet_range import in_range
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
+from profiler.judge.breakdown import StepTerms
 from profiler.judge.savings import trial_results
 from profiler.loading.config import config_from
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
@@ -27,10 +29,18 @@ from profiler.loading.request import DTYPES, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
-from profiler.predict.predict import change_factor
-from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.registry import FORMATS, check_packed_dtype, known_quant
-from profiler.quant.stored_formats import quant_of
+from profiler.predict.predict import Forecast, Terms, change_factor
+from profiler.predict.published_efficiency import CardSteps, Range, form_of, steps_by_datasheet
+from profiler.predict.result import (
+    ForecastCell,
+    ForecastDocument,
+    ForecastError,
+    cells_of,
+    cross_validated_error,
+    forecast_cells,
+)
+from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant, published_as
+from profiler.quant.stored_formats import quant_of, stored_format
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
 
@@ -181,7 +191,11 @@ def _factors(
 
 
 def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
-    """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name or without a basis."""
+    """Forecast a model by a GPU's datasheet, as ranges from published results.
+
+    Raises RequestError for an unknown name, without a published figure of format and engine kind, or for a GPU without
+    their kernels or dtype.
+    """
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
     check_packed_dtype(request.dtype, quant)
     # The parts that a format leaves dense run in 16 bits.
@@ -202,4 +216,61 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
         )
     kind: EngineKind = "compiled" if request.engine == "compiled" else "eager"
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
-    return in_range(source.name, counted, quant, sheet, steps, kind)
+    found = steps_by_datasheet(counted, quant, sheet, steps, kind)
+    times = found.times
+    forecast = Forecast(found.needed, _terms(found.on_gpu, times), times.typical_s, np.zeros(len(steps)))
+    packed = counted.published if quant == "none" else quant
+    basis = ["published figures of other GPUs"] * len(steps)
+    cells = forecast_cells(forecast, times.typical_s, (times.low_s, times.high_s), basis, sheet.room_bytes)
+    return ForecastDocument(
+        source=source.name,
+        model=source.name,
+        precision=counted.dtype if packed is None else f"{counted.dtype}, {packed}",
+        on=f"{sheet.gpu}, by its datasheet",
+        how=f"a range for {ENGINE_WORDS[kind]}, by published figures",
+        error=ForecastError(None, None, 0, "no run on this GPU"),
+        beyond=None,
+        cells=cells,
+        notes=(*coverage_sentences(kind, form_of(counted, quant)), *_too_wide(cells), *_notes(counted, quant)),
+    )
+
+
+def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
+    """The floor of each step, and the rest: overhead where the host is slower than the device, else slow kernels."""
+    floor_s = gpu_steps.floor_s()
+    zeros = np.zeros(len(floor_s))
+    memory_s = (gpu_steps.weight_bytes + gpu_steps.other_bytes) / gpu_steps.bandwidth
+    by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
+    lost_s = times.typical_s - floor_s
+    return StepTerms(
+        weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
+        dequantise_s=zeros, kernel_s=np.where(times.is_host, 0.0, lost_s), redundant_s=zeros, padding_s=zeros,
+        link_s=zeros, overhead_s=np.where(times.is_host, lost_s, 0.0),
+    )  # fmt: skip
+
+
+DECIDING_WIDTH = 2.0
+"""The upper end of a range over its lower end, up to which it distinguishes GPUs.
+
+Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100, H100, B200: gpus.csv)."""
+
+
+def _too_wide(cells: Sequence[ForecastCell]) -> Iterator[str]:
+    wide = []
+    for phase in PHASES:
+        widths = [cell.high_s / cell.low_s for cell in cells if cell.phase == phase]
+        if widths and (width := statistics.median(widths)) > DECIDING_WIDTH:
+            wide.append(f"{width:.1f} times for {phase}")
+    if wide:
+        yield (
+            f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ"
+            " by less. A run on the GPU narrows it."
+        )
+
+
+def _notes(counted: CountedModel, quant: Quant) -> Iterator[str]:
+    if stored_format(quant):
+        near = published_as(quant)
+        yield f"No figure of {quant} is in these ranges: those of {near} stand in, whose kernels differ."
+    if counted.dtype == "float32":
+        yield "No published figure is in float32: its share of the peak is assumed to be that of 16 bits."
