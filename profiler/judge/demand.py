@@ -238,9 +238,8 @@ def _redundant_s(
     item: OperatorWork, demand: Demand[float], ceilings: StepCeilings
 ) -> tuple[dict[Cause, float], dict[Cause, float]]:
     """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
-    nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
-    memory, flops_per_s = ceilings.memory_bytes_per_s, demand.compute_flops_per_s
-    seconds = redundant_by_cause_s(nbytes, item.redundant_flops, flops_per_s, ceilings.copy_share * memory, memory)
+    memory = ceilings.memory_bytes_per_s
+    seconds = redundant_by_cause_s(item, demand.compute_flops_per_s, memory, ceilings.copy_share)
     seconds.pop(Cause.PADDING, None)  # a term of its own
     if demand.replayed_s is None:
         return seconds, {}
@@ -422,9 +421,9 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     """
     ceilings = facts.ceilings
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
-    for later in facts.remeasured_ceilings:
-        memory.append(_share(memory_ceiling(later.memory), memory_ceiling(ceilings.memory)))
-        compute += [_share(new, first) for _, new, first in _matmuls(ceilings, later)]
+    for again in facts.remeasured_ceilings:
+        for _, unit, first, later in _measured_twice(ceilings, again):
+            (memory if unit == "B/s" else compute).append(_share(later, first))
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
@@ -443,18 +442,18 @@ def weight_read_share(ceilings: Ceilings) -> float:
     return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 
-def moved(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
+def moved(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> list[tuple[str, str, Ceiling, Ceiling]]:
     """(name, unit, first, later) of each ceiling that differs in a later measurement."""
-    pairs = [("memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(remeasured.memory))]
-    pairs += [(f"{dtype} matmuls", "FLOP/s", first, later) for dtype, later, first in _matmuls(ceilings, remeasured)]
-    for name, unit, first, later in pairs:
-        if _share(later, first) != 1.0:
-            yield name, unit, first, later
+    twice = _measured_twice(ceilings, remeasured)
+    return [(name, unit, first, later) for name, unit, first, later in twice if _share(later, first) != 1.0]
 
 
-def _matmuls(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
-    first = ceilings.compute
-    return [(dtype, later, first[dtype]) for dtype, later in remeasured.compute.items() if dtype in first]
+def _measured_twice(ceilings: Ceilings, again: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
+    """(name, unit, first, later) of the ceilings of memory and of matmuls."""
+    yield "memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(again.memory)
+    for dtype, later in again.compute.items():
+        if dtype in ceilings.compute:
+            yield f"{dtype} matmuls", "FLOP/s", ceilings.compute[dtype], later
 
 
 def _share(later: Ceiling, first: Ceiling) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler.counting.floor import floor_s
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.operators import OUTSIDE, REST, Cause
+from profiler.facts.operators import OUTSIDE, REST
 from profiler.facts.overhead import Overhead
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import HostTime, redundant_by_cause_s
@@ -175,20 +175,14 @@ def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: 
     """Seconds [n] of one operator's traffic that its replay does not include, at the memory's bandwidth."""
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
     own_s = 0.0 if replayed else column.model_bytes / bandwidth
-    copies = device.ceilings.copy_share * bandwidth
-    return np.asarray(own_s + unpaid_s(column, math.inf, copies, bandwidth, replayed))
+    return np.asarray(own_s + unpaid_s(column, math.inf, bandwidth, device.ceilings.copy_share, replayed))
 
 
-def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between: Array, replayed: bool) -> Array:
-    """Seconds [n] of an operator's redundant work that its replay does not include.
-
-    Data passes between kernels at `between` bytes/s. A cache is copied at `copies` bytes/s from where the previous step
-    wrote it.
-    """
-    nbytes = {Cause.OPERANDS: column.activation_bytes, **column.redundant_bytes}
-    by_cause_s = redundant_by_cause_s(nbytes, column.redundant_flops, flops_per_s, copies, between)
+def unpaid_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, copy_share: float, replayed: bool) -> Array:
+    """Seconds [n] of an operator's redundant work that its replay does not include; see `redundant_by_cause_s`."""
+    by_cause_s = redundant_by_cause_s(column, flops_per_s, bandwidth, copy_share)
     unpaid = (seconds for cause, seconds in by_cause_s.items() if not replayed or cause in OUTSIDE)
-    return np.asarray(sum(unpaid, np.zeros(len(between))))
+    return np.asarray(sum(unpaid, np.zeros(len(bandwidth))))
 
 
 _LENGTH = 3.0

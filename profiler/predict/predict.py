@@ -37,7 +37,6 @@ class FittedModel:
         """The time breakdown of any steps, measured or not."""
         steps, device = demanded.steps, self.device
         bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-        copies = device.ceilings.copy_share * bandwidth
         demands: list[Demand[Floats]] = []
         outside_s, unreplayed_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))
         for column in demanded.columns:
@@ -46,14 +45,13 @@ class FittedModel:
             replayed = demand.replayed_s is not None
             if not replayed:
                 unreplayed_s += demand.ceiling_s(bandwidth)
-            outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, bandwidth, replayed)
+            outside_s += unpaid_s(column, demand.compute_flops_per_s, bandwidth, device.ceilings.copy_share, replayed)
             from_memory_s += unpaid_from_memory_s(column, device, replayed)
         any_replayed = any(demand.replayed_s is not None for demand in demands)
         beyond_s = self.kernels.small_s(steps, unreplayed_s + outside_s, from_memory_s) - unreplayed_s - outside_s
         zeros = np.zeros(len(steps))
         demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s)))
-        sources = [(column.source, column.operator) for column in demanded.columns]
-        layers = sum(source.count for source, name in sources if is_layer(source.group, name))
+        layers = sum(each.source.count for each in demanded.columns if is_layer(each.source.group, each.operator))
         host = device.launched(steps)
         return step_terms(
             demands,
