@@ -55,8 +55,7 @@ def answer_of(
     `cut` are changes for whose trials there was no time.
     """
     sentences = list(busy) if cells else []
-    engine = cells[0].key.cell.engine if cells else ""
-    cells = [cell for cell in cells if cell.key.cell.engine == engine]
+    cells = [cell for cell in cells if cell.key.cell.engine == cells[0].key.cell.engine]
     phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.timed.noise.grade != "unusable"]
     decodes, prefills = _decodes(cells), _prefills(cells)
@@ -320,10 +319,9 @@ def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
-        share = best.timed.flops_per_s / best.ceiling_flops_per_s
         return (
-            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {_compute_ceiling(best, setting)},"
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to"
+            f" {percent(best.timed.flops_per_s / best.ceiling_flops_per_s)} of the {_compute_ceiling(best, setting)},"
             f" {significant(best.timed.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."

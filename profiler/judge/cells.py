@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from typing import Annotated, Literal, get_type_hints
 
 from profiler.facts.repetitions import Repetition, Status, median_issue_s
@@ -211,7 +210,7 @@ def row_of(cell: Timed | Judged, device: DeviceFacts) -> CellResult:
 def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> CellResult:
     """The row with rates, percentiles, memory and energy; MFU is that of PaLM (arXiv:2204.02311)."""
     repetitions, is_decode = cell.repetitions, cell.key.phase == "decode"
-    samples = list(chain.from_iterable(cell.samples))
+    samples = [seconds for of_repetition in cell.samples for seconds in of_repetition]
     first_s = [] if is_decode else [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]
     peaks_bytes = [each.peak_memory_bytes for each in repetitions if each.peak_memory_bytes is not None]
     decodes = repetitions if is_decode else ()

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import GenerateSteps
@@ -17,7 +17,6 @@ from profiler.judge.savings import EngineDifference
 from profiler.stats import Estimate
 from profiler.units import signed_duration
 
-_Name = TypeVar("_Name", bound=str)
 # Terms below this share of the difference between two engines are not named.
 _LEAST_TERM_SHARE = 0.05
 
@@ -60,7 +59,7 @@ def engine_differences(
     return rows
 
 
-def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
+def _gained(before: Mapping[Any, float], after: Mapping[Any, float]) -> dict[str, float]:
     gained_s = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
     return {name: seconds for name, seconds in gained_s.items() if seconds}
 

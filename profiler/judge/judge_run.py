@@ -21,7 +21,7 @@ from profiler.judge.changes import Setting, changes
 from profiler.judge.engine_differences import GenerateOverhead, engine_differences, generate_adds_s, generate_overheads
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
-from profiler.judge.padding import RaggedStep, ragged_step
+from profiler.judge.padding import ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_ceiling_range
 from profiler.judge.savings import EngineDifference, trial_results
 from profiler.judge.scaling import Axis, BoundSide, DoublingTest, doubling_tests, series_of, size_of
@@ -80,10 +80,6 @@ class Judgement:
     judged: tuple[Judged, ...]
     evidence: tuple[CellEvidence, ...]
     answer: Answer
-
-    @property
-    def ragged(self) -> tuple[RaggedStep, ...]:
-        return tuple(cell.ragged for cell in self.judged if cell.ragged)
 
 
 def judge_run(facts: Facts) -> Judgement:
@@ -283,8 +279,7 @@ def _measurement(
         offloaded=bool(facts.model.offloaded_bytes),
         cache_resident=facts.ceilings.cache_resident(demand.working_set_bytes(key.phase, cell.operators)),
         graph_step_s=_graph_step_s(facts, key, terms.latency_s),
-        batch_side=sides.get("batch", ""),
-        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+        sides=sides,
         traffic=demand.counted_traffic(facts, key),
     )
     return measurement, redundant_s

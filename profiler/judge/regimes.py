@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -137,10 +137,8 @@ class Measurement:
     cache_resident: bool = False
     graph_step_s: float | None = None
     """Seconds of the step replayed as a CUDA graph, without the host."""
-    batch_side: str = ""
-    """The ceiling that doubling the batch indicates: `memory`, `compute`, or another text for neither."""
-    depth_side: str = ""
-    """The ceiling that doubling the prompt (prefill) or the context (decode) indicates."""
+    sides: Mapping[Any, str] = field(default_factory=dict)
+    """By axis, the ceiling that doubling its size indicates: `memory`, `compute`, or another text for neither."""
     traffic: CountedTraffic | None = None
 
 
@@ -215,10 +213,6 @@ class _Shares:
         self.engine: Any = s.engine_s / s.latency_s
 
 
-def _has_device_time(_: Measurement, shares: _Shares) -> bool:
-    return bool(shares.overhead < 1)
-
-
 @dataclass(frozen=True)
 class Limit:
     """A share of a step from which a cell has a regime: it decides the label, and gives the evidence."""
@@ -234,8 +228,8 @@ class Limit:
     """In the glossary, after its label and a colon."""
     text: str = ""
     """What the threshold says, if it is not the name of the regime."""
-    is_known: Callable[[Measurement, _Shares], bool] = _has_device_time
-    """Whether a cell has this signal."""
+    is_known: Callable[[Measurement, _Shares], bool] = lambda _, shares: bool(shares.overhead < 1)
+    """Whether a cell has this signal; unless said otherwise, if its device has time of its own."""
     binds: Callable[[Measurement, _Shares], Any] | None = None
     """Whether it votes; None if it does from the threshold on."""
 
@@ -287,7 +281,7 @@ LIMITS: dict[Bound, Limit] = {
             "replayed in isolation, the kernels stay far below every ceiling at these shapes; other kernels or formats"
             " help.",
             "kernels",
-            lambda m, shares: _has_device_time(m, shares) and m.terms.replayed_share >= KERNEL_COVERAGE,
+            lambda m, shares: bool(shares.overhead < 1) and m.terms.replayed_share >= KERNEL_COVERAGE,
             lambda m, shares: _kernels_bind(m.terms, shares),
         ),
         Limit(
@@ -428,8 +422,9 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         items.append(
             Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
         )
-    for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
+    for axis, side in m.sides.items():
         if side in _SIDES:
+            what = "batch" if axis == "batch" else "prompt or context"
             # Overhead does not grow with the size either, so a flat time indicates bytes only if overhead is small.
             vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
             items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))

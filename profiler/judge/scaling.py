@@ -123,11 +123,12 @@ def scaling(
     sentences = _knee_sentences(test, oom_at, drifted)
     sentences.append(f"Most tokens/s: {axis} {test.best} (largest measured: {test.largest}).")
     # Sizes that may have more, given the machine's drift between the repetitions of both.
-    rivals = []
-    for cell in ordered:
-        most_per_s = cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift))
-        if cell is not best and most_per_s > (1 + _AS_GOOD) * best.tokens_per_s:
-            rivals.append(str(size(cell)))
+    rivals = [
+        str(size(cell))
+        for cell in ordered
+        if cell is not best
+        and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
+    ]
     if rivals:
         also = f"{axis} {', '.join(rivals)}"
         sentences.append(f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {also}.")

@@ -58,7 +58,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         packed_batches=gathered.latest(PackedBatches),
         format_linears=gathered.latest(FormatLinears),
         generate=judgement.generate,
-        ragged=judgement.ragged,
+        ragged=tuple(cell.ragged for cell in judgement.judged if cell.ragged),
         experts_touched=tuple(
             view(ExpertsRecord, item, **item.key.columns) for item in gathered.latest_by(ExpertsTouched, "key")
         ),
