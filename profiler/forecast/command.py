@@ -133,7 +133,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         how=how,
         error=cross_validated_error(trained.within, trained.repeat_width, "each cell forecast from the others"),
         beyond=cross_validated_error(trained.outside, trained.repeat_width, _EXTREMES_OUT),
-        cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
+        cells=cells_of(trained, forecast, np.hypot(half_width, off), factor, facts.device.room_bytes),
         notes=(),
     )
 
@@ -218,10 +218,14 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
     found = steps_by_datasheet(counted, quant, sheet, steps, kind)
     times = found.times
-    forecast = Forecast(found.needed, _terms(found.on_gpu, times), times.typical_s, np.zeros(len(steps)))
     packed = counted.published if quant == "none" else quant
-    basis = ["published figures of other GPUs"] * len(steps)
-    cells = forecast_cells(forecast, times.typical_s, (times.low_s, times.high_s), basis, sheet.room_bytes)
+    cells = forecast_cells(
+        Forecast(found.needed, _terms(found.on_gpu, times), times.typical_s, np.zeros(len(steps))),
+        times.typical_s,
+        (times.low_s, times.high_s),
+        ["published figures of other GPUs"] * len(steps),
+        sheet.room_bytes,
+    )
     return ForecastDocument(
         source=source.name,
         model=source.name,
@@ -270,7 +274,6 @@ def _too_wide(cells: Sequence[ForecastCell]) -> Iterator[str]:
 
 def _notes(counted: CountedModel, quant: Quant) -> Iterator[str]:
     if stored_format(quant):
-        near = published_as(quant)
-        yield f"No figure of {quant} is in these ranges: those of {near} stand in, whose kernels differ."
+        yield f"No figure of {quant} is in these ranges: those of {published_as(quant)} stand in, whose kernels differ."
     if counted.dtype == "float32":
         yield "No published figure is in float32: its share of the peak is assumed to be that of 16 bits."

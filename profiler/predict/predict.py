@@ -1,7 +1,5 @@
 """Forecast the time breakdown of cells that were not measured, from measured ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +20,17 @@ _BINDS = 0.5
 
 Terms = StepTerms[Floats]
 """The terms of many steps, each [n]."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Forecasts of many steps; arrays are [n]."""
+
+    demanded: OperatorArrays
+    terms: Terms
+    latency_s: Array
+    sigma: Array
+    """Standard deviation of log(latency)."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +98,8 @@ class FittedModel:
         log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
         for phase, chosen in demanded.steps.by_phase:
             if phase in self.residuals:
-                residual = self.residuals[phase].value(demanded.steps.at(chosen).octaves)
-                log_ratio[chosen], sigma[chosen] = residual
+                log_ratio[chosen], sigma[chosen] = self.residuals[phase].value(demanded.steps.at(chosen).octaves)
         return Forecast(demanded, terms, terms.total_s * np.exp(log_ratio), sigma)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Forecasts of many steps; arrays are [n]."""
-
-    demanded: OperatorArrays
-    terms: Terms
-    latency_s: Array
-    sigma: Array
-    """Standard deviation of log(latency)."""
 
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:

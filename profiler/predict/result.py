@@ -14,6 +14,11 @@ from profiler.predict.predict import Forecast, predicted_regimes
 from profiler.stats import NORMAL_90, NORMAL_95
 
 BETWEEN_CELLS = "between measured cells"
+_ASSUMED = (
+    "kernels keep the share of their ceiling that they had at the nearest batch measured",
+    "attention keeps the share of its ceiling that it had at the nearest length measured",
+)
+"""What a forecast of a batch, and of a length, beyond the measured ones assumes."""
 # The middle half and the middle 90 % of a normal distribution, in half widths of its middle 95 %.
 _HALF, _NINE_TENTHS = 0.674 / NORMAL_95, NORMAL_90 / NORMAL_95
 
@@ -103,11 +108,18 @@ def cross_validated_error(held: HeldOut, repeat_width: float, how: str) -> Forec
     return ForecastError(median, p90, len(held.errors), how)
 
 
-def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array) -> tuple[ForecastCell, ...]:
-    """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a change."""
+def cells_of(
+    trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array, room_bytes: int
+) -> tuple[ForecastCell, ...]:
+    """Forecast cells on a device with `room_bytes` for a model.
+
+    `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a change.
+    """
     latency_s, spread = forecast.latency_s * factor, np.exp(half_width)
-    basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
-    room_bytes = trained.fitted.device.room_bytes
+    basis = [
+        "; ".join(text for text, octaves in zip(_ASSUMED, beyond, strict=True) if octaves) or BETWEEN_CELLS
+        for beyond in trained.beyond(forecast.demanded.steps)
+    ]
     return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, room_bytes)
 
 
