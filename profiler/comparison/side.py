@@ -258,14 +258,13 @@ def side_of_run(run: Run) -> Side:
 
 def match_key(key: CellKey) -> MatchKey:
     """Return what a cell of another side must share with this one to be compared with it."""
-    cell = key.cell
-    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
+    return MatchKey(key.phase, key.cell.batch_size, key.cell.prompt_len, key.cell.context_len, key.cell.engine, ())
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
     """Settings that two runs may differ in, the most important first."""
     model, device, engine = document.model, document.device, document.engine
-    settings = {
+    return {
         # The name of a folder or a GGUF file identifies no model.
         "model" if model.kind in ("card", "hub") else "model's name": model.id,
         "parameters": str(model.params),
@@ -284,19 +283,21 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "threads": str(device.threads),
         "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
         NEW_TOKENS: str(document.grid.new_tokens),
+        **{
+            f"{phase}, {name.replace('_', ' ')}": _words(value)
+            for phase, path in document.counting.paths.items()
+            for name, value in asdict(path).items()
+        },
+        **dict.fromkeys(ENVIRONMENT, NOT_RECORDED),
+        **{name: version for name, version in document.software.items() if name != "system"},
+        "system": document.software.get("system", "-"),
+        **{name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value},
+        "roofscope": document.roofscope,
+        "last-level cache": scaled(device.last_level_cache_bytes, "B"),
+        "instructions": device.compute_capability,
+        "memory": scaled(device.memory_bytes, "B"),
+        "budget": "whole grid" if engine.budget_s is None else f"{engine.budget_s:g} s",
     }
-    for phase, path in document.counting.paths.items():
-        settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
-    settings |= dict.fromkeys(ENVIRONMENT, NOT_RECORDED)
-    settings |= {name: version for name, version in document.software.items() if name != "system"}
-    settings["system"] = document.software.get("system", "-")
-    settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}
-    settings["roofscope"] = document.roofscope
-    settings["last-level cache"] = scaled(device.last_level_cache_bytes, "B")
-    settings["instructions"] = device.compute_capability
-    settings["memory"] = scaled(device.memory_bytes, "B")
-    settings["budget"] = "whole grid" if engine.budget_s is None else f"{engine.budget_s:g} s"
-    return settings
 
 
 def _words(value: object) -> str:

@@ -18,15 +18,17 @@ _GRID = r""" --(?:context-lens|prompts|prompt-lens|batch-sizes|new-tokens) (?:'[
 
 def changes_section(comparison: Comparison) -> Section:
     """The comparison of two runs: the answer, the settings that differ, and a table of cells."""
-    blocks = [
-        Sentences(comparison_sentences(comparison)),
-        Lines(difference_lines(comparison)),
-        Lines([column_words(comparison)], "dim"),
-        changes_table(comparison),
-        sides_lines(comparison),
-        Lines([f"next: {next_step(comparison)}"]),
-    ]
-    return Section("", blocks)
+    return Section(
+        "",
+        [
+            Sentences(comparison_sentences(comparison)),
+            Lines(difference_lines(comparison)),
+            Lines([column_words(comparison)], "dim"),
+            changes_table(comparison),
+            sides_lines(comparison),
+            Lines([f"next: {next_step(comparison)}"]),
+        ],
+    )
 
 
 def next_step(comparison: Comparison) -> str:
@@ -112,12 +114,11 @@ def shared_sentences(comparison: Comparison) -> list[str]:
     sentences = []
     for (name, side, count), (other_name, other, _) in (pair, pair[::-1]):
         if count and comparison.comparable:
-            measures = measuring(other_name, other, side)
-            sentences.append(f"{several(count, 'cell is', 'cells are')} only in the {name}{measures}.")
+            cells = several(count, "cell is", "cells are")
+            sentences.append(f"{cells} only in the {name}{measuring(other_name, other, side)}.")
     for shift in comparison.shifts:
         if shift.claimed and abs(shift.ratio - 1) > _LEAST_SHIFT:
-            word = "slower" if shift.ratio > 1 else "faster"
-            by = f"{percent(abs(shift.ratio - 1))} {word}"
+            by = f"{percent(abs(shift.ratio - 1))} {'slower' if shift.ratio > 1 else 'faster'}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
             source = "probe" if shift.told_by == "sentinel" else "ceilings"
             ceilings = f" ({percent(abs(roof_ratio - 1))} by its ceiling)" if roof_ratio else ""

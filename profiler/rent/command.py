@@ -92,8 +92,7 @@ def rent(request: RentOptions) -> RentDocument:
         raise RequestError(f"{request.model} has {no_basis(request.quant, request.kind)}")
     counted = counted_model(resolve(request.model), quant=request.quant, rented=True)
     check_positions(counted.max_positions, request.prompt + request.new, "a shorter --prompt or fewer --new")
-    grid = Grid((request.prompt,), tuple(range(1, MOST_BATCH + 1)), request.new)
-    steps = StepArrays.of(grid.keys)
+    steps = StepArrays.of(Grid((request.prompt,), tuple(range(1, MOST_BATCH + 1)), request.new).keys)
     offers = [_offer(price, counted, request, steps) for price in request.own_prices or newest_prices().values()]
     if not any(offer.fits for offer in offers):
         largest = sorted(offers, key=lambda offer: -gpu_called(offer.gpu).room_bytes)[:_MOST_REASONS]
@@ -134,8 +133,11 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
     # Largest batches are those of `count`: they run in whatever pieces free memory is.
     largest = int(np.sum(found.needed.need.safe_bytes[steps.prefill] <= sheet.room_bytes))
     if not largest:
-        why = f"needs {scaled(float(one.safe_bytes), 'B')}, has {scaled(sheet.room_bytes, 'B')} free"
-        return Offer(**vars(price), fits=False, why=why)
+        return Offer(
+            **vars(price),
+            fits=False,
+            why=f"needs {scaled(float(one.safe_bytes), 'B')}, has {scaled(sheet.room_bytes, 'B')} free",
+        )
     ends = [
         (end_s[steps.prefill][:largest], end_s[~steps.prefill][:largest])
         for end_s in (found.times.low_s, found.times.typical_s, found.times.high_s)

@@ -106,11 +106,15 @@ def rent_sections(rented: RentDocument) -> list[Section]:
                     _origin(offer),
                 )
             )
-    headings = ("GPU", "batch", "TTFT, s", "ms/tok", "tok/s", "USD/M tok", "USD/h", "price from")
     legend = "Ranges contain nine in ten measurements. ? may miss a limit, ! misses one, even with one sequence."
     blocks = [
         Sentences(sentences[:3], plain_from=2),
-        text_table(headings, rows, wrapped=("GPU", "price from"), ranked=True),
+        text_table(
+            ("GPU", "batch", "TTFT, s", "ms/tok", "tok/s", "USD/M tok", "USD/h", "price from"),
+            rows,
+            wrapped=("GPU", "price from"),
+            ranked=True,
+        ),
         Lines([legend, *(f"No row, {why}: {', '.join(names)}." for why, names in unfit.items())], "dim"),
         Lines(sentences[3:], "dim"),
     ]
