@@ -10,7 +10,7 @@ from typing import Any, Generic
 import numpy as np
 
 from profiler.counting.floor import A, floor_s, larger, where
-from profiler.facts.operators import COPIES, Cause, OperatorWork
+from profiler.facts.operators import COPIES, Cause
 from profiler.facts.overhead import Overhead
 
 LAST = "lm_head"
@@ -192,10 +192,8 @@ def step_terms(
     return replace(terms, overhead_s=larger(larger(0.0, idle_share * host.step_s), waits_s - terms.busy_s))
 
 
-def redundant_by_cause_s(
-    work: OperatorWork | Any, flops_per_s: float, bytes_per_s: A, copy_share: float
-) -> dict[Cause, A]:
-    """Seconds of an operator's redundant work by cause, in one step or in [n] steps.
+def redundant_by_cause_s(work: Any, flops_per_s: float, bytes_per_s: A, copy_share: float) -> dict[Cause, A]:
+    """Seconds of an operator's redundant work by cause; `work` is its `OperatorWork`, or its column of [n] steps.
 
     Data passes between kernels at `bytes_per_s`. A cache is copied at `copy_share` of that.
     """
