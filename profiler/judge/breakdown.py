@@ -67,8 +67,6 @@ class StepCeilings:
     """See the function `idle_share`; 0 in a decode, where the step before keeps the device busy at the start."""
     idle_most: float = 0.0
     """See the function `idle_most`: the largest share of overhead for which the device may idle."""
-    copy_share: float = 1.0
-    """Share of the memory ceiling that a copy reaches."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """Half widths of the two ceilings' intervals, as shares of the ceilings."""

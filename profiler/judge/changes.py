@@ -1,7 +1,7 @@
 """Changes: computed or tried changes, and the time that each saves on a cell."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from profiler.counting.floor import step_floor
@@ -118,25 +118,22 @@ def not_tried(cell: Judged) -> list[ChangeEffect]:
     return sorted(worth, key=lambda item: -item.middle_s)
 
 
-def _tried(cell: Judged) -> list[ChangeEffect]:
-    found, latency_s = [], cell.terms.latency_s
+def _tried(cell: Judged) -> Iterator[ChangeEffect]:
+    latency_s = cell.terms.latency_s
     for item in cell.tried:
         if item.change is not None or item.ratio > 1:
             trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
-            found.append(
-                ChangeEffect(
-                    trial.form,
-                    before_s - after_s,
-                    f"the step then takes {duration(after_s)}{few}",
-                    "tried",
-                    before_s * item.half_width_at(latency_s, cell.timed.half_width_s),
-                    how=trial.line,
-                    id=item.change,
-                    value=trial.what[1] if trial.what else "",
-                )
+            yield ChangeEffect(
+                trial.form,
+                before_s - after_s,
+                f"the step then takes {duration(after_s)}{few}",
+                "tried",
+                before_s * item.half_width_at(latency_s, cell.timed.half_width_s),
+                how=trial.line,
+                id=item.change,
+                value=trial.what[1] if trial.what else "",
             )
-    return found
 
 
 def _computed(

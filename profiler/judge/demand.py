@@ -74,7 +74,7 @@ def breakdown_of(
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
         demands.append(demand)
-        outside, inside = _redundant_s(item, demand, ceilings)
+        outside, inside = _redundant_s(item, demand, ceilings.memory_bytes_per_s, facts.ceilings.copy_share)
         _add(outside_s, outside)
         _add(inside_s, inside)
     faults_s = faults * facts.ceilings.page_fault_s
@@ -235,16 +235,16 @@ def _small_kernels(
 
 
 def _redundant_s(
-    item: OperatorWork, demand: Demand[float], ceilings: StepCeilings
+    item: OperatorWork, demand: Demand[float], memory_bytes_per_s: float, copy_share: float
 ) -> tuple[dict[Cause, float], dict[Cause, float]]:
     """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
-    memory = ceilings.memory_bytes_per_s
-    seconds = redundant_by_cause_s(item, demand.compute_flops_per_s, memory, ceilings.copy_share)
+    seconds = redundant_by_cause_s(item, demand.compute_flops_per_s, memory_bytes_per_s, copy_share)
     seconds.pop(Cause.PADDING, None)  # a term of its own
     if demand.replayed_s is None:
         return seconds, {}
     inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
-    share = min(1.0, max(0.0, demand.replayed_s - demand.ceiling_s(memory)) / (sum(inside.values()) or 1.0))
+    beyond_s = max(0.0, demand.replayed_s - demand.ceiling_s(memory_bytes_per_s))
+    share = min(1.0, beyond_s / (sum(inside.values()) or 1.0))
     inside.pop(Cause.OPERANDS, None)  # a kernel reads its input and writes its output, however it is fused
     outside = {cause: value for cause, value in seconds.items() if cause in OUTSIDE}
     return outside, {cause: share * value for cause, value in inside.items()}
@@ -307,7 +307,6 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes(key.phase, facts.operators[key])),
         overhead=overhead,
         overlaps=facts.device.hides_overhead,
-        copy_share=ceilings.copy_share,
         memory_half_width=max(_LEAST_CEILING_WIDTH, ceilings.memory_ceiling.half_width),
         compute_half_width=max(_LEAST_CEILING_WIDTH, compute.half_width, spread),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,

@@ -1,7 +1,7 @@
 """Savings of an engine over the run's first engine, and the overhead of `generate` over the profiler's loop."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,14 @@ _LEAST_TERM_SHARE = 0.05
 
 def engine_differences(
     facts: Facts, steady: Mapping[CellKey, Estimate], judged: Mapping[CellKey, Judged]
-) -> list[EngineDifference]:
+) -> Iterator[EngineDifference]:
     """The saving of each further engine over the first in each cell, with its interval.
 
     `steady` are the times without the machine's drift, which changes engines alike that are timed in turn.
     """
     if facts.grid.ragged is not None:
-        return []  # without its mask a padded batch is another task, not another engine
+        return  # without its mask a padded batch is another task, not another engine
     first, *others = facts.grid.engines
-    rows = []
     for key in facts.grid.keys:
         base = key.on(first)
         if key.cell.engine not in others or not (key in steady and base in steady):
@@ -44,19 +43,16 @@ def engine_differences(
             causes = _gained(*(cell.redundant_s for cell in cells))
             if all(cell.terms.adds_up for cell in cells):
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
-        rows.append(
-            EngineDifference(
-                **key.columns,
-                against=first,
-                saves_s=-longer.median_s,
-                low_s=-longer.high_s,
-                high_s=-longer.low_s,
-                terms=terms,
-                causes=causes,
-                repetitions=min(len(phase_samples(key.phase, facts.repetitions[each.cell])) for each in (base, key)),
-            )
+        yield EngineDifference(
+            **key.columns,
+            against=first,
+            saves_s=-longer.median_s,
+            low_s=-longer.high_s,
+            high_s=-longer.low_s,
+            terms=terms,
+            causes=causes,
+            repetitions=min(len(phase_samples(key.phase, facts.repetitions[each.cell])) for each in (base, key)),
         )
-    return rows
 
 
 def _gained(before: Mapping[Any, float], after: Mapping[Any, float]) -> dict[str, float]:
@@ -104,8 +100,7 @@ def generate_adds_s(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimat
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
 
 
-def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list[GenerateOverhead]:
-    rows = []
+def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> Iterator[GenerateOverhead]:
     for key in steady:
         added = generate_adds_s(facts, key, steady)
         if added is None:
@@ -114,21 +109,18 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
         own, streamer_s = key.on(DEFAULT_ENGINE), None
         if steps is not None:
             streamer_s = max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))
-        rows.append(
-            GenerateOverhead(
-                **key.columns,
-                transformers=steps.transformers if steps else "",
-                tax_s=added.median_s,
-                low_s=added.low_s,
-                high_s=added.high_s,
-                own_s=steady[own].median_s,
-                repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
-                parts_s=parts_of(steps, added.median_s) if steps else {},
-                reads_a_token=steps.reads_a_token if steps else None,
-                streamer_s=streamer_s,
-            )
+        yield GenerateOverhead(
+            **key.columns,
+            transformers=steps.transformers if steps else "",
+            tax_s=added.median_s,
+            low_s=added.low_s,
+            high_s=added.high_s,
+            own_s=steady[own].median_s,
+            repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
+            parts_s=parts_of(steps, added.median_s) if steps else {},
+            reads_a_token=steps.reads_a_token if steps else None,
+            streamer_s=streamer_s,
         )
-    return rows
 
 
 def parts_of(steps: GenerateSteps, added_s: float) -> dict[str, float]:

@@ -114,7 +114,7 @@ def break_down_run(timed: TimedRun) -> BrokenDownRun:
 def advise_run(run: BrokenDownRun) -> Judgement:
     """The differences between engines, what would save time in each cell, and the answer in sentences."""
     facts, steady = run.timed.facts, run.timed.steady
-    differences, busy = engine_differences(facts, steady, run.cells), busy_sentences(facts)
+    differences, busy = tuple(engine_differences(facts, steady, run.cells)), busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
     # The overhead of `generate` is reported apart.
     others = [item for item in differences if item.engine not in facts.generate_engines]
@@ -130,7 +130,7 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
     return Judgement(
         cells=tuple(run.rows.values()),
-        differences=tuple(differences),
+        differences=differences,
         scaling=run.tests,
         generate=tuple(generate_overheads(facts, steady)),
         judged=tuple(judged),

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
@@ -32,7 +33,7 @@ class GroupTime(KeyedRecord):
     """The whole step with hooks."""
 
 
-def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
+def group_times(facts: Facts, hooked: HookedStep) -> Iterator[GroupTime]:
     """Seconds, FLOPs and bytes of each group of a hooked step, the longest first.
 
     Times include the overhead of the hooks, which is the difference between `step_s` and the cell's own time.
@@ -40,22 +41,18 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
     key, memory = hooked.key, facts.ceilings.memory_bytes_per_s
     times = {group: statistics.median(seconds) for group, seconds in hooked.groups.items()}
     step_s = sum(times.values())
-    rows = []
     for group, seconds in sorted(times.items(), key=lambda item: -item[1]):
         operators = [item for item in facts.operators[key] if item.group == group]
-        rows.append(
-            GroupTime(
-                **key.columns,
-                group=group,
-                time_s=seconds,
-                share=seconds / step_s,
-                flops=float(sum(item.flops for item in operators)),
-                bytes=float(sum(item.model_bytes for item in operators)),
-                ceiling_s=sum(step_demand(facts, item, None).ceiling_s(memory) for item in operators),
-                step_s=step_s,
-            )
+        yield GroupTime(
+            **key.columns,
+            group=group,
+            time_s=seconds,
+            share=seconds / step_s,
+            flops=float(sum(item.flops for item in operators)),
+            bytes=float(sum(item.model_bytes for item in operators)),
+            ceiling_s=sum(step_demand(facts, item, None).ceiling_s(memory) for item in operators),
+            step_s=step_s,
         )
-    return rows
 
 
 def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str, float]:
@@ -67,7 +64,7 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     """
     if key not in facts.hooked:
         return {}
-    times = group_times(facts, facts.hooked[key])
+    times = list(group_times(facts, facts.hooked[key]))
     disturbed = _DISTURBED_GPU if facts.device.hides_overhead else _DISTURBED_CPU
     if times[0].step_s > disturbed * plain_s:
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
@@ -405,46 +405,42 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     return (intensity, *(limit.evidence(m, shares) for limit in limits), *_optional_evidence(m, shares))
 
 
-def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
+def _optional_evidence(m: Measurement, shares: _Shares) -> Iterator[Evidence]:
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
-    items = []
     if m.ceilings.issue_s is not None and m.ceilings.overlaps:
         share = m.ceilings.issue_s / m.terms.latency_s
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
-        items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
+        yield Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0)
     if m.ceilings.overlaps and m.ceilings.overhead_s:
         share = m.ceilings.overhead_s / m.terms.latency_s
-        items.append(Evidence("all overhead, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0))
+        yield Evidence("all overhead, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0)
     if (graph := _graph_share(m, m.terms)) is not None:
         saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
-        items.append(
-            Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
-        )
+        yield Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
     for axis, side in m.sides.items():
         if side in _SIDES:
             what = "batch" if axis == "batch" else "prompt or context"
             # Overhead does not grow with the size either, so a flat time indicates bytes only if overhead is small.
             vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
-            items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
+            yield Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0)
     active = m.cell.activity
     if active.sm is not None:
         # One warp on one SM counts as active, so only a low share is evidence.
         vote = "overhead-bound" if active.sm < SM_IDLE else ""
-        items.append(Evidence("time with any SM active (NVML)", active.sm, f"< {SM_IDLE} overhead", vote, 1.0))
+        yield Evidence("time with any SM active (NVML)", active.sm, f"< {SM_IDLE} overhead", vote, 1.0)
     if active.memory is not None:
-        items.append(Evidence("time with memory active (NVML)", active.memory, "no share of bandwidth", "", 0.0))
+        yield Evidence("time with memory active (NVML)", active.memory, "no share of bandwidth", "", 0.0)
     if m.traffic is not None:
         counters, within = m.traffic.counters, f"{1 - TRAFFIC_TOLERANCE:.2f} to {1 + TRAFFIC_TOLERANCE:.2f} agree"
         over_executed = m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s
-        items += [
+        yield from (
             Evidence("memory traffic by the GPU's counters / executed bytes", over_executed, within, "", 0.0),
             Evidence("memory bandwidth in use by the GPU's counters", counters.dram, "share of the datasheet", "", 0.0),
             Evidence("SMs busy by the GPU's counters", counters.sm, "share of all SMs", "", 0.0),
             Evidence("tensor cores busy by the GPU's counters", counters.tensor, "share of the time", "", 0.0),
-        ]
-    return items
+        )
 
 
 def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:

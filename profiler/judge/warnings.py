@@ -169,14 +169,15 @@ def _gaps(gaps: Mapping[Cell, Gap], repetitions: Mapping[Cell, Sequence[Repetiti
 
 
 def _two_clocks(repetitions: Mapping[Cell, Sequence[Repetition]]) -> Iterator[str]:
-    ratios_by_cell = {}
-    for cell, of_cell in repetitions.items():
-        ratios = [repetition.loop_s / sum(repetition.decode_s) for repetition in of_cell if repetition.loop_s]
-        if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
-            ratios_by_cell[cell] = statistics.median(ratios)
-    if ratios_by_cell:
-        cell, ratio = max(ratios_by_cell.items(), key=lambda item: abs(item[1] - 1))
+    ratios = {
+        cell: statistics.median(each.loop_s / sum(each.decode_s) for each in of_cell if each.loop_s)
+        for cell, of_cell in repetitions.items()
+        if any(each.loop_s for each in of_cell)
+    }
+    apart = {cell: ratio for cell, ratio in ratios.items() if abs(ratio - 1) > _CLOCKS_AGREE}
+    if apart:
+        cell, ratio = max(apart.items(), key=lambda item: abs(item[1] - 1))
         yield (
-            f"in {len(ratios_by_cell)} cells the host's clock and the sum of the steps differ by more than"
+            f"in {len(apart)} cells the host's clock and the sum of the steps differ by more than"
             f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.name})."
         )

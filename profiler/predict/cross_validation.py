@@ -1,7 +1,7 @@
 """A fit to a run's measured cells: its cross-validated error, and its intervals."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,7 +68,7 @@ class HeldOut:
 
 
 def held_out(
-    measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Sequence[Array]
+    measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Iterable[Array]
 ) -> HeldOut:
     """Forecast each group of cells, given as indices, from `refit` to all cells outside the group."""
     parts = [(np.zeros(0), np.zeros(0))]
@@ -89,15 +89,14 @@ def one_at_a_time(measured: MeasuredCells) -> list[Array]:
     return [cells[fold::folds] for fold in range(folds)]
 
 
-def outermost_cells(measured: MeasuredCells) -> list[Array]:
+def outermost_cells(measured: MeasuredCells) -> Iterator[Array]:
     """Groups of each phase's largest batch and of its longest prompt or context, to test extrapolation."""
-    steps, groups = measured.demanded.steps, []
+    steps = measured.demanded.steps
     for _, chosen in steps.by_phase:
         for sizes in (steps.batch, np.where(steps.prefill, steps.query, steps.context)):
             largest = chosen & (sizes == sizes[chosen].max())
             if largest.sum() < chosen.sum():
-                groups.append(np.flatnonzero(largest))
-    return groups
+                yield np.flatnonzero(largest)
 
 
 @dataclass(frozen=True)

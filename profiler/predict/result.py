@@ -57,14 +57,9 @@ class ForecastCell:
     """Tokens after each prompt or filled cache; a decode is the middle step of them."""
 
     @property
-    def depth(self) -> int:
-        """Tokens of the prompt, or of a cache that no prompt filled, before the first new one."""
-        return self.prompt_len or self.context_len - self.new_tokens // 2
-
-    @property
     def name(self) -> str:
-        """Such as `decode 1 x 64`."""
-        return f"{self.phase} {self.batch_size} x {self.depth}"
+        """Such as `decode 1 x 64`, with the tokens of the prompt, or of a filled cache before the first new one."""
+        return f"{self.phase} {self.batch_size} x {self.prompt_len or self.context_len - self.new_tokens // 2}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ sequences gives n x N tokens in TTFT + (N - 1) x TPOT, where N are the new token
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -108,7 +108,7 @@ def rent(request: RentOptions) -> RentDocument:
         max_ttft_s=max_ttft_s,
         max_tpot_s=max_tpot_s,
         gpus=sorted(offers, key=_rank),
-        notes=_notes(counted, request, max(offer.batch for offer in offers)),
+        notes=list(_notes(counted, request, max(offer.batch for offer in offers))),
     )
 
 
@@ -160,25 +160,24 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
     )
 
 
-def _notes(counted: CountedModel, request: RentOptions, largest: int) -> list[str]:
+def _notes(counted: CountedModel, request: RentOptions, largest: int) -> Iterator[str]:
     """What the ranges rest on, and their caveats, as sentences."""
     form, own = form_of(counted, request.quant), counted.work.params
-    notes = list(coverage_sentences(request.kind, form))
+    yield from coverage_sentences(request.kind, form)
     covered = [point for point in published() if (point.kind, point.form) == (request.kind, form)]
     if largest > (most := max(point.batch for point in covered)):
-        notes.append(f"Published up to batch {most}, beyond which the efficiency is assumed to be the same.")
+        yield f"Published up to batch {most}, beyond which the efficiency is assumed to be the same."
     if largest == MOST_BATCH:
-        notes.append(f"No batch above {MOST_BATCH:,} is computed.")
+        yield f"No batch above {MOST_BATCH:,} is computed."
     alike = MIXTURE if form == MIXTURE else "dense"
     sizes = [point.weights for point in published() if (point.kind, point.form) == (request.kind, alike)]
     if not min(sizes) / _NEAR <= own <= max(sizes) * _NEAR:
-        notes.append(
+        yield (
             f"No figure of a model of its size is published for this engine: those have {short_count(min(sizes))} to"
             f" {short_count(max(sizes))} weights, this one {short_count(own)}. The ranges may not hold."
         )
     if counted.published and all(point.format != counted.published for point in covered):
-        notes.append(
+        yield (
             f"{counted.published}: the weights as published; the ranges have no figure of it, and assume the efficiency"
             " of 16 bits."
         )
-    return notes
