@@ -7,7 +7,6 @@ from typing import Annotated, Literal, get_args
 
 from profiler.comparison.side import (
     CellTime,
-    MachineState,
     MatchKey,
     Resource,
     SettingDifference,
@@ -132,10 +131,9 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
     shifts: tuple[Shift, ...] = ()
     ceiling_factors: dict[str, float] = {}
-    if comparable and before.drift_probe and after.drift_probe:
-        probes = (before.drift_probe, after.drift_probe)
-        shifts = tuple(_shifts(*probes, ceiling_settings))
-        ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
+    if comparable and before.ceilings and after.ceilings:
+        shifts = tuple(_shifts(before, after, ceiling_settings))
+        ceiling_factors = _ceiling_factors(before, after, shifts, ceiling_settings)
     divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
     lefts, rights = aligned(before, after)
 
@@ -190,7 +188,7 @@ def _because(before: CellTime, after: CellTime) -> str:
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 
 
-def _shifts(before: MachineState, after: MachineState, ceiling_settings: set[str]) -> Iterator[Shift]:
+def _shifts(before: Side, after: Side, ceiling_settings: set[str]) -> Iterator[Shift]:
     """How the machine itself shifted between two runs, by its drift probe and its ceilings."""
     has_probes = len(before.drift_readings) > 1 and len(after.drift_readings) > 1
     for resource in get_args(Resource):
@@ -231,7 +229,7 @@ def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tu
 
 
 def _ceiling_factors(
-    before: MachineState, after: MachineState, shifts: Sequence[Shift], ceiling_settings: set[str]
+    before: Side, after: Side, shifts: Sequence[Shift], ceiling_settings: set[str]
 ) -> dict[str, float]:
     """Factor per term that restates the later time breakdown under the ceilings of the earlier one.
 

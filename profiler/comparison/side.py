@@ -92,16 +92,6 @@ class CellTime:
 
 
 @dataclass(frozen=True)
-class MachineState:
-    """The measured ceilings of a run's machine, and the readings of its drift probe."""
-
-    ceilings: Mapping[Resource, Ceiling]
-    ceilings_at_unix_s: float
-    """When the ceilings were measured; two runs of one day may share them."""
-    drift_readings: tuple[DriftReading, ...] = ()
-
-
-@dataclass(frozen=True)
 class Side:
     """One side of a comparison: a run folder, or another tool's file."""
 
@@ -112,7 +102,12 @@ class Side:
     """Settings that two sides may differ in, by name, the most important first."""
     cells: Mapping[MatchKey, CellTime]
     clock_hz: float | None = None
-    drift_probe: MachineState | None = None
+    ceilings: Mapping[Resource, Ceiling] = field(default_factory=dict)
+    """The measured ceilings of a run's machine; empty for another tool's file, and for a run without one of them."""
+    ceilings_at_unix_s: float = 0.0
+    """When the ceilings were measured; two runs of one day may share them."""
+    drift_readings: Sequence[DriftReading] = ()
+    """The readings of a run's drift probe."""
     is_cpu: bool = True
     command: str = ""
     """The command that repeats a run; empty for another tool's file."""
@@ -239,10 +234,8 @@ def side_of_run(run: Run) -> Side:
                 # For repetitions too short to measure it, that of the whole run.
                 foreign_cores=busy if busy_cores is None else busy_cores,
             )
-    ceilings, dtype, drift_probe = document.ceilings.ceilings, document.model.dtype, None
-    if ceilings.judges:
-        own: dict[Resource, Ceiling] = {"memory": ceilings.memory_ceiling, "compute": ceilings.compute_ceiling(dtype)}
-        drift_probe = MachineState(own, ceilings.measured_at_unix_s, tuple(gathered.drift_readings))
+    ceilings, dtype = document.ceilings.ceilings, document.model.dtype
+    own: dict[Resource, Ceiling] = {"memory": ceilings.memory_ceiling, "compute": ceilings.compute_ceiling(dtype)}
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -250,7 +243,9 @@ def side_of_run(run: Run) -> Side:
         settings=_settings(document),
         cells=cells,
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
-        drift_probe=drift_probe,
+        ceilings=own if ceilings.judges else {},
+        ceilings_at_unix_s=ceilings.measured_at_unix_s,
+        drift_readings=gathered.drift_readings,
         is_cpu=document.device.kind == "cpu",
         command=document.command,
     )

@@ -15,9 +15,6 @@ _DISTURBED_GPU = 1.1
 _DISTURBED_CPU = 1.5
 """The same limit on a CPU, whose speed may drift by a tenth or two."""
 
-_UNHOOKED = ("other", "embedding")
-"""Groups of operators without a hooked module."""
-
 
 @dataclass(frozen=True)
 class GroupTime(KeyedRecord):
@@ -71,7 +68,7 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     replays, memory = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
     explained, calls = defaultdict[str, float](float), Counter[str]()
     for item in facts.operators[key]:
-        group = BETWEEN_MODULES if item.group in _UNHOOKED else item.group
+        group = BETWEEN_MODULES if item.group in ("other", "embedding") else item.group  # those have no hooked module
         own_s = step_demand(facts, item, replays.get(item.operator)).alone_s(memory)
         if item.operator not in replays:
             own_s += float(item.activation_bytes + sum(item.redundant_bytes.values())) / memory

@@ -45,7 +45,6 @@ def ragged_step(
     plain_key = key.on(DEFAULT_ENGINE)
     mask = longer_s(steady[plain_key], steady[key]) if plain_key in steady else None
     waits = waiting(batch) if key.phase == "decode" else 0.0
-    plain = facts.repetitions.get(plain_key.cell, ())
     operators = facts.operators[key]
     return RaggedStep(
         **key.columns,
@@ -59,5 +58,5 @@ def ragged_step(
         mask_s=mask.median_s if mask else None,
         mask_low_s=mask.low_s if mask else None,
         mask_high_s=mask.high_s if mask else None,
-        repetitions=min(len(plain), len(facts.repetitions[key.cell])),
+        repetitions=min(len(facts.repetitions.get(plain_key.cell, ())), len(facts.repetitions[key.cell])),
     )

@@ -238,10 +238,8 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
     return WorkAt(flops, weight_bytes, other_bytes, uncertain_bytes)
 
 
-# The lowest CUDA compute capability of a kind of engine: that of vLLM (0.14, docs/getting_started/installation/gpu).
-_OF_ENGINE: dict[EngineKind, float] = {"compiled": 7.0}
-# And of weights that are published packed: vLLM's Mxfp4Config, and its documentation of FP8 and AWQ; transformers'
-# quantizer_mxfp4 and quantizer_finegrained_fp8, which make the weights dense below it.
+# The lowest CUDA compute capability for weights that are published packed: vLLM's Mxfp4Config, and its documentation of
+# FP8 and AWQ; transformers' quantizer_mxfp4 and quantizer_finegrained_fp8, which make the weights dense below it.
 _OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
     ("compiled", "mxfp4"): 8.0,
     ("compiled", "fp8"): 7.5,
@@ -259,7 +257,8 @@ def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: s
     if sheet.vendor != "NVIDIA":
         return f"has neither published figures nor a known torchao kernel of {format_}" if of_format else ""
     needs = {
-        ENGINE_WORDS[engine]: _OF_ENGINE.get(engine, 0.0),
+        # That of vLLM (0.14, docs/getting_started/installation/gpu).
+        ENGINE_WORDS[engine]: 7.0 if engine == "compiled" else 0.0,
         format_: of_format,
         published or "": _OF_PUBLISHED.get((engine, published or ""), 0.0),
     }
