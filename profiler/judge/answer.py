@@ -88,8 +88,10 @@ def answer_of(
 
 
 def _decodes(cells: Sequence[Judged]) -> list[Judged]:
-    decodes = [cell for cell in cells if cell.key.phase == "decode"]
-    return sorted(decodes, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
+    return sorted(
+        (cell for cell in cells if cell.key.phase == "decode"),
+        key=lambda each: (each.key.cell.batch_size, each.key.cell.depth),
+    )
 
 
 def _prefills(cells: Sequence[Judged]) -> list[Judged]:
@@ -133,8 +135,10 @@ def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
     if item.trial.line or item.change is None or not saves_clearly(decodes[0], item):
         return []
     before, after = map(duration, item.steps_s(decodes[0].terms.latency_s))
-    few = _on_few_layers(item.trial)
-    return [f"Tried, but no line to copy: with {item.trial.form} the {before} step takes {after}{few}."]
+    return [
+        f"Tried, but no line to copy: with {item.trial.form} the {before} step takes {after}"
+        f"{_on_few_layers(item.trial)}."
+    ]
 
 
 def _not_tried(
@@ -246,10 +250,9 @@ def _memory_bound(cell: Judged, setting: Setting) -> str:
 def _no_single_limit(cell: Judged) -> str:
     regime, s = cell.verdict.regime, cell.terms
     if -s.unexplained_s > s.latency_s:
-        parts_s = s.latency_s - s.unexplained_s
         return (
-            f"{regime}: its parts took {duration(parts_s)} when each was measured by itself, and the whole step only"
-            f" {duration(s.latency_s)}; the machine's speed changed in between"
+            f"{regime}: its parts took {duration(s.latency_s - s.unexplained_s)} when each was measured by itself, and"
+            f" the whole step only {duration(s.latency_s)}; the machine's speed changed in between"
         )
     is_far = regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
     where = ", far from every ceiling" if is_far else ""

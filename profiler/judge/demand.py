@@ -174,8 +174,11 @@ def over_the_run(facts: Facts) -> Facts:
             share = min(1.0, flops / traced.flops_per_s / seconds)
             faster = {name: tuple(share * each for each in replayed[name].seconds) for name in matmuls}
             replays[key] = replayed | {name: replace(replayed[name], seconds=own_s) for name, own_s in faster.items()}
-    compute = {**facts.ceilings.compute, dtype: ceiling}
-    return replace(facts, ceilings=replace(facts.ceilings, compute=compute), replays=replays)
+    return replace(
+        facts,
+        ceilings=replace(facts.ceilings, compute={**facts.ceilings.compute, dtype: ceiling}),
+        replays=replays,
+    )
 
 
 def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, redundant_s: Mapping[Cause, float]) -> float:
@@ -405,11 +408,16 @@ def counted_traffic(facts: Facts, key: CellKey) -> CountedTraffic | None:
     if facts.ceilings.cache_resident(least_bytes):
         return None
     counters = [repetition.decode_counters for repetition in counted if repetition.decode_counters]
-    names = ("sm", "tensor", "dram")
-    middle = HardwareCounters(*(statistics.median(getattr(each, name) for each in counters) for name in names))
+    middle = HardwareCounters(
+        *(statistics.median(getattr(each, name) for each in counters) for name in ("sm", "tensor", "dram"))
+    )
     steps_per_s = statistics.median(len(repetition.decode_s) / (repetition.loop_s or 1.0) for repetition in counted)
-    executed_bytes = float(sum(item.executed_bytes for item in operators))
-    return CountedTraffic(middle, middle.dram * peak, steps_per_s * least_bytes, steps_per_s * executed_bytes)
+    return CountedTraffic(
+        middle,
+        bytes_per_s=middle.dram * peak,
+        least_bytes_per_s=steps_per_s * least_bytes,
+        executed_bytes_per_s=steps_per_s * float(sum(item.executed_bytes for item in operators)),
+    )
 
 
 def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
@@ -464,7 +472,6 @@ def _share(later: Ceiling, first: Ceiling) -> float:
     if not (later.measured and first.measured):
         return 1.0
     clocks = later.clock_hz / first.clock_hz if later.clock_hz and first.clock_hz else 1.0
-    half_width = later.half_width + first.half_width
-    if any(agree(later.per_s / clock, first.per_s, half_width) for clock in (1.0, clocks)):
+    if any(agree(later.per_s / clock, first.per_s, later.half_width + first.half_width) for clock in (1.0, clocks)):
         return 1.0
     return later.per_s / clocks / first.per_s

@@ -101,8 +101,11 @@ def break_down_run(timed: TimedRun) -> BrokenDownRun:
     facts = timed.facts
     if not facts.ceilings.judges:
         return BrokenDownRun(timed, {}, ())
-    drifted = drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
-    tests = doubling_tests(tuple(timed.cells.values()), facts.ceilings, drifted)
+    tests = doubling_tests(
+        tuple(timed.cells.values()),
+        facts.ceilings,
+        drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+    )
     sides = {test.series: test.sides for test in tests}  # of the largest size, that of doubling to it
     cells = {}
     for key in timed.steady:
@@ -215,14 +218,17 @@ def _with_clock(facts: Facts, cell: Timed, clock_share: float) -> Timed:
     Many GPUs always run at their power cap, and their ceilings were measured with it. So a power cap counts only if the
     clock differs from that of the ceilings.
     """
-    noise = noise_report(
-        cell.samples,
-        cell.time,
-        foreign_cores=foreign_cores(cell.repetitions),
-        throttled=[name for name in cell.slowed if name != POWER_CAP or clock_share < THROTTLED],
-        machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+    return replace(
+        cell,
+        clock_share=clock_share,
+        noise=noise_report(
+            cell.samples,
+            cell.time,
+            foreign_cores=foreign_cores(cell.repetitions),
+            throttled=[name for name in cell.slowed if name != POWER_CAP or clock_share < THROTTLED],
+            machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+        ),
     )
-    return replace(cell, clock_share=clock_share, noise=noise)
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:

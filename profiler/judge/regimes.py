@@ -239,8 +239,13 @@ class Limit:
 
     def evidence(self, m: Measurement, shares: _Shares) -> Evidence:
         votes = self.binds(m, shares) if self.binds else self.reached(shares)
-        threshold = f">= {self.least} {self.text or self.label.removesuffix('-bound')}"
-        return Evidence(self.signal, self.share(shares), threshold, self.label if votes else "", 2.0)
+        return Evidence(
+            self.signal,
+            self.share(shares),
+            f">= {self.least} {self.text or self.label.removesuffix('-bound')}",
+            self.label if votes else "",
+            2.0,
+        )
 
 
 _DEVICE_TIME = "share of the device's time that"
@@ -399,8 +404,13 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     flops, nbytes = total_work(m.cell.operators)
     over_ridge = flops / nbytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
-    threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
-    intensity = Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)
+    intensity = Evidence(
+        "intensity / measured ridge",
+        over_ridge,
+        f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory",
+        vote,
+        1.0,
+    )
     limits = (limit for limit in (*LIMITS.values(), _ENGINE) if limit.is_known(m, shares))
     return (intensity, *(limit.evidence(m, shares) for limit in limits), *_optional_evidence(m, shares))
 
@@ -434,9 +444,14 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> Iterator[Evidence]:
         yield Evidence("time with memory active (NVML)", active.memory, "no share of bandwidth", "", 0.0)
     if m.traffic is not None:
         counters, within = m.traffic.counters, f"{1 - TRAFFIC_TOLERANCE:.2f} to {1 + TRAFFIC_TOLERANCE:.2f} agree"
-        over_executed = m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s
         yield from (
-            Evidence("memory traffic by the GPU's counters / executed bytes", over_executed, within, "", 0.0),
+            Evidence(
+                "memory traffic by the GPU's counters / executed bytes",
+                m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s,
+                within,
+                "",
+                0.0,
+            ),
             Evidence("memory bandwidth in use by the GPU's counters", counters.dram, "share of the datasheet", "", 0.0),
             Evidence("SMs busy by the GPU's counters", counters.sm, "share of all SMs", "", 0.0),
             Evidence("tensor cores busy by the GPU's counters", counters.tensor, "share of the time", "", 0.0),

@@ -200,8 +200,9 @@ def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64])
 def _doubling(smaller: Timed, larger: Timed, axis: Axis, drift: float) -> Doubling:
     small, large = size_of(smaller.key, axis), size_of(larger.key, axis)
     step = math.log(large / small)
-    mutual = math.log1p(_mutual_drift(smaller, larger, drift))
-    longer = difference(smaller.steady, larger.steady, None, machine_half_width=mutual)
+    longer = difference(
+        smaller.steady, larger.steady, None, machine_half_width=math.log1p(_mutual_drift(smaller, larger, drift))
+    )
     low, high = longer.log_low / step, longer.log_high / step
 
     def slope(amount: Callable[[OperatorWork], Amount]) -> float:

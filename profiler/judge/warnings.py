@@ -101,10 +101,9 @@ def _raised(facts: Facts) -> Iterator[str]:
 
 def _flagged(judged: Sequence[Judged]) -> Iterator[str]:
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
-        cells = several(len(unsteady), "cell would get", "cells would get")
         yield (
-            f"{cells} another label under the lowest or the highest ceiling of this run (first: {unsteady[0].key.name},"
-            f" {unsteady[0].verdict.evidence[-1].signal})."
+            f"{several(len(unsteady), 'cell would get', 'cells would get')} another label under the lowest or the"
+            f" highest ceiling of this run (first: {unsteady[0].key.name}, {unsteady[0].verdict.evidence[-1].signal})."
         )
     if above := [cell for cell in judged if Flag.ABOVE_CEILING in cell.verdict.flags]:
         yield (

@@ -220,8 +220,7 @@ class Surface:
 
 def _correlation(left: Array, right: Array) -> Array:
     """exp(-d^2 / 2) [n, m], with distances d in length scales."""
-    distance = sum((left[:, axis, None] - right[None, :, axis]) ** 2 for axis in range(left.shape[1]))
-    return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
+    return np.asarray(np.exp(-0.5 * ((left[:, None] - right) ** 2).sum(axis=2) / _LENGTH**2))
 
 
 class Line:

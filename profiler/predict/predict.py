@@ -108,12 +108,15 @@ def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
 
 def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
     """The model with the residuals of these measured cells instead of its own."""
-    terms_s = model.terms(measured.demanded).total_s
-    residuals: dict[Phase, Surface] = {}
-    for phase, chosen in measured.demanded.steps.by_phase:
-        values = np.log(measured.latency_s[chosen] / terms_s[chosen])
-        noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
-        residuals[phase] = Surface(measured.demanded.steps.at(chosen).octaves, values, noise)
+    steps, terms_s = measured.demanded.steps, model.terms(measured.demanded).total_s
+    residuals = {
+        phase: Surface(
+            steps.at(chosen).octaves,
+            values=np.log(measured.latency_s[chosen] / terms_s[chosen]),
+            own_noise=measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen],
+        )
+        for phase, chosen in steps.by_phase
+    }
     return replace(model, residuals=residuals)
 
 
@@ -135,8 +138,11 @@ def change_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, floa
         if not tried:
             return None
         keys, measured, half_widths = zip(*tried, strict=True)
-        noise = np.array(half_widths) / np.array(measured) / NORMAL_95
-        fitted = Surface(StepArrays.of(keys).octaves, np.log(np.array(measured)), noise)
+        fitted = Surface(
+            StepArrays.of(keys).octaves,
+            values=np.log(np.array(measured)),
+            own_noise=np.array(half_widths) / np.array(measured) / NORMAL_95,
+        )
         log_ratio, sigma = fitted.value(steps.at(chosen).octaves)
         factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, half_width

@@ -321,8 +321,13 @@ def steps_by_datasheet(
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
-    work = executed(needed, engine, sheet.l2_bytes or math.inf)
-    on_gpu = card_steps(sheet, work, steps.batch, peak=peak, layers=counted.work.layers)
+    on_gpu = card_steps(
+        sheet,
+        executed(needed, engine, sheet.l2_bytes or math.inf),
+        steps.batch,
+        peak=peak,
+        layers=counted.work.layers,
+    )
     count = len(steps)
     copied = (column.redundant_bytes.get(Cause.DEQUANTISATION, 0.0) for column in needed.columns)
     copied_bytes = np.asarray(sum(copied, np.zeros(count))).tolist()

@@ -124,8 +124,9 @@ def forecast_cells(
     """Forecast cells from arrays [n]: latencies, ends of intervals, the basis of each; and a device's free bytes."""
     steps, need = forecast.demanded.steps, forecast.demanded.need
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
-    names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]
-    terms = {name: getattr(forecast.terms, name) for name in names}
+    terms = {
+        item.name: getattr(forecast.terms, item.name) for item in fields(forecast.terms) if item.name != "padding_s"
+    }
     prompts = np.where(steps.prompt_len > 0, steps.prompt_len + steps.prefix, 0)
     sizes = np.stack([steps.batch, prompts, steps.context, steps.new_tokens]).T.tolist()
     times = np.stack([latency_s, *bounds_s, steps.tokens / latency_s]).T.tolist()
