@@ -1,4 +1,5 @@
-"""Savings of an engine over the run's first engine, and the overhead of `generate` over the profiler's loop."""
+"""Savings of an engine over the run's first engine, the overhead of `generate` over the profiler's loop, and what
+unequal prompts cost."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,9 @@ from profiler.facts.measurements import GenerateSteps
 from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey, KeyedRecord
-from profiler.judge.breakdown import TERM_NAMES, TERMS
-from profiler.judge.cell_stages import Judged
+from profiler.grid.ragged import padding_share, waiting
+from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
+from profiler.judge.cell_stages import Judged, RaggedStep
 from profiler.judge.difference import longer_s
 from profiler.judge.savings import EngineDifference
 from profiler.stats import Estimate
@@ -132,6 +134,36 @@ def parts_of(steps: GenerateSteps, added_s: float) -> dict[str, float]:
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
     return {**parts, "rest": added_s - sum(parts.values())}
+
+
+def ragged_step(
+    facts: Facts, key: CellKey, parts: TimeBreakdown, steady: Mapping[CellKey, Estimate]
+) -> RaggedStep | None:
+    """The costs of unequal prompt lengths in a measured step; None if all lengths are equal.
+
+    `steady` are the times without the machine's drift, which changes a step with a mask and one without alike.
+    """
+    batch = facts.grid.requests_of(key.cell)
+    if batch is None:
+        return None
+    plain_key = key.on(DEFAULT_ENGINE)
+    mask = longer_s(steady[plain_key], steady[key]) if plain_key in steady else None
+    waits = waiting(batch) if key.phase == "decode" else 0.0
+    operators = facts.operators[key]
+    return RaggedStep(
+        **key.columns,
+        prompt_lens=tuple(request.prompt_len for request in batch),
+        padding=padding_share(batch),
+        padding_s=parts.padding_s,
+        useful_flops=float(sum(item.flops for item in operators)),
+        executed_flops=float(sum(item.executed_flops for item in operators)),
+        waiting=waits,
+        waiting_s=waits * parts.latency_s,
+        mask_s=mask.median_s if mask else None,
+        mask_low_s=mask.low_s if mask else None,
+        mask_high_s=mask.high_s if mask else None,
+        repetitions=min(len(facts.repetitions.get(plain_key.cell, ())), len(facts.repetitions[key.cell])),
+    )
 
 
 _CHANGES = {"graph": ChangeId.GRAPH, "compile": ChangeId.COMPILED_STEP, "static": ChangeId.STATIC_CACHE}

@@ -18,10 +18,15 @@ from profiler.judge.answer import Answer, answer_of
 from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
-from profiler.judge.engine_differences import GenerateOverhead, engine_differences, generate_adds_s, generate_overheads
+from profiler.judge.engine_differences import (
+    GenerateOverhead,
+    engine_differences,
+    generate_adds_s,
+    generate_overheads,
+    ragged_step,
+)
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
-from profiler.judge.padding import ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_ceiling_range
 from profiler.judge.savings import EngineDifference, trial_results
 from profiler.judge.scaling import Axis, BoundSide, DoublingTest, doubling_tests, series_of, size_of

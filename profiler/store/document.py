@@ -16,10 +16,10 @@ from profiler.grid.cells import Cell, KeyedRecord, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
+from profiler.judge.cell_stages import RaggedStep
 from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
-from profiler.judge.padding import RaggedStep
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import DoublingTest
 
