@@ -21,8 +21,6 @@ from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled, significant
 
 Resource = Literal["memory", "compute"]
-Weight = Literal["refuses", "explains", "context"]
-"""Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
 PROCESSOR, NOT_RECORDED = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
@@ -127,7 +125,8 @@ class SettingDifference:
     name: str
     before: str
     after: str
-    weight: Weight
+    weight: Literal["refuses", "explains", "context"]
+    """Its effect: it forbids a comparison, may explain a change, or hardly matters."""
 
     @property
     def refuses(self) -> bool:
@@ -145,9 +144,15 @@ def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     for name, first in before.settings.items():
         second = after.settings.get(name, first)
         refuses = name in _REFUSING and NOT_RECORDED not in (first, second)
-        weight: Weight = "refuses" if refuses else "context" if name in _CONTEXT else "explains"
         if first != second:
-            items.append(SettingDifference(name, first, second, weight))
+            items.append(
+                SettingDifference(
+                    name,
+                    first,
+                    second,
+                    weight="refuses" if refuses else "context" if name in _CONTEXT else "explains",
+                )
+            )
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
         first, second = (f"{clock_hz / 1e6:.0f} MHz" for clock_hz in (before.clock_hz, after.clock_hz))
         items.append(SettingDifference("clock", first, second, "explains"))

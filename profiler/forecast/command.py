@@ -94,7 +94,6 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
 _LARGER_BATCHES = (2, 4)
 """Multiples of the largest measured batch that are forecast by default."""
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
-_EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
 def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
@@ -118,8 +117,10 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
     forecast, half_width = trained.forecast(basis.demanded(steps))
     if not np.isfinite(half_width).all():
-        name = grid.keys[int(np.argmax(half_width))].name
-        raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
+        raise RequestError(
+            f"the forecast of {grid.keys[int(np.argmax(half_width))].name} contradicts smaller or larger cells;"
+            f" {_measuring(basis, grid)}"
+        )
     changes = _changes(basis, request)
     factor, off = _factors(basis, changes, steps)
     how = "from the time breakdown of its measured cells: ceilings, replayed kernels, overhead and the unexplained rest"
@@ -132,7 +133,11 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
         error=cross_validated_error(trained.within, trained.repeat_width, "each cell forecast from the others"),
-        beyond=cross_validated_error(trained.outside, trained.repeat_width, _EXTREMES_OUT),
+        beyond=cross_validated_error(
+            trained.outside,
+            trained.repeat_width,
+            "the largest batch and the longest context of each phase forecast from the rest",
+        ),
         cells=cells_of(trained, forecast, np.hypot(half_width, off), factor, facts.device.room_bytes),
         notes=(),
     )
@@ -155,8 +160,7 @@ def _changes(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[Chang
 
 def _grid_of(basis: RunFacts, request: ForecastRequest) -> Grid:
     own = basis.facts.grid
-    largest = max(own.batch_sizes)
-    default_batches = {*own.batch_sizes, *(largest * factor for factor in _LARGER_BATCHES)}
+    default_batches = {*own.batch_sizes, *(max(own.batch_sizes) * factor for factor in _LARGER_BATCHES)}
     batches = request.batch_sizes or ",".join(map(str, sorted(default_batches)))
     prompts = request.prompt_lens or ("" if request.context_lens else own.prompt_lens)
     contexts = request.context_lens or ("" if request.prompt_lens else own.context_lens)

@@ -100,9 +100,12 @@ def _prefills(cells: Sequence[Judged]) -> list[Judged]:
 
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
-    effects = {"step": advice.step, "prefill": advice.prefill}
     words = advice.clear_effects("step")
-    words += [f"no clear change of the {name}" for name, each in effects.items() if each and not each.is_clear]
+    words += [
+        f"no clear change of the {name}"
+        for name, effect in (("step", advice.step), ("prefill", advice.prefill))
+        if effect and not effect.is_clear
+    ]
     pays, until = advice.pays_from_tokens, advice.pays_up_to_tokens
     parts = [
         f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"

@@ -76,8 +76,9 @@ def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeI
     # What bytes promise of the other formats, next to that of four bits.
     four_bits_s = found.get((ChangeId.FORMAT, "nf4"), 0.0)
     for item in tried_formats() if four_bits_s else ():
-        promised = four_bits_s * (_SIXTEEN_BITS - item.bits) / (_SIXTEEN_BITS - _FOUR_BITS)
-        found.setdefault((ChangeId.FORMAT, item.name), promised)
+        found.setdefault(
+            (ChangeId.FORMAT, item.name), four_bits_s * (_SIXTEEN_BITS - item.bits) / (_SIXTEEN_BITS - _FOUR_BITS)
+        )
     return found
 
 

@@ -198,8 +198,7 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
     """
     _, nbytes = total_work(facts.operators[key])
     passing_bytes = working_set_bytes(key.phase, facts.operators[key])
-    from_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(passing_bytes)
-    if from_memory_s <= RESIDENT_GAIN * latency_s:
+    if nbytes / facts.ceilings.memory_bytes_per_s_for(passing_bytes) <= RESIDENT_GAIN * latency_s:
         return facts
     return replace(facts, ceilings=facts.ceilings.out_of_the_cache(passing_bytes))
 

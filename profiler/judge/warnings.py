@@ -71,10 +71,10 @@ def _weight_read(ceilings: Ceilings) -> Iterator[str]:
     share = weight_read_share(ceilings)
     if ceilings.weights is not None and share != 1.0:
         per_s = ceilings.weights.ceiling.per_s
-        change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
         yield (
-            f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
-            f" ({scaled(per_s / share, 'B/s')}): every cell is judged with both rates."
+            f"the model's own weights are read at {scaled(per_s, 'B/s')}, {percent(abs(share - 1))}"
+            f" {'slower' if share < 1 else 'faster'} than a stream of their size ({scaled(per_s / share, 'B/s')}):"
+            " every cell is judged with both rates."
         )
 
 

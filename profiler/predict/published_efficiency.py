@@ -209,9 +209,13 @@ def compiled_step_s(
         return None
     names = ("flops", "weight_bytes", "kv_bytes")
     flops, *nbytes = (np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names)
-    layers = max((item.count for item in operators if item.group == "attention"), default=1)
-    work = WorkAt(flops, nbytes[0], nbytes[1], uncertain_bytes=np.zeros(1))
-    steps = card_steps(sheet, work, np.array([batch]), peak=peak_of(sheet, quant, dtype), layers=layers)
+    steps = card_steps(
+        sheet,
+        WorkAt(flops, nbytes[0], nbytes[1], uncertain_bytes=np.zeros(1)),
+        np.array([batch]),
+        peak=peak_of(sheet, quant, dtype),
+        layers=max((item.count for item in operators if item.group == "attention"), default=1),
+    )
     found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
     return float(found.low_s[0]), float(found.high_s[0]), figures
 

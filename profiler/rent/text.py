@@ -9,7 +9,6 @@ from profiler.report.blocks import FULL_SCREEN, Lines, Section, Sentences, text_
 from profiler.units import duration, significant
 
 _ENGINES = {"compiled": "compiled engines (vLLM, TensorRT-LLM)", "eager": "plain transformers (eager)"}
-_TABLE = "Each price is the newest on demand in roofscope's table, of one day the lowest. Prices age: give today's with"
 _MARKS: dict[Meets, str] = {"yes": "", "cannot tell": "? ", "no": "! "}
 
 
@@ -23,7 +22,10 @@ def rent_sentences(rented: RentDocument) -> list[str]:
         f" {rented.prompt_len} tokens each, and {rented.new_tokens} new tokens follow;"
         f" {' and '.join(limits) or 'no limits'}.",
         _comparison(rented.gpus),
-        "The prices are yours." if own else f"{_TABLE} --price '{rented.gpus[0].gpu}=USD_PER_HOUR'.",
+        "The prices are yours."
+        if own
+        else "Each price is the newest on demand in roofscope's table, of one day the lowest. Prices age: give today's"
+        f" with --price '{rented.gpus[0].gpu}=USD_PER_HOUR'.",
         *rented.notes,
     ]
 
