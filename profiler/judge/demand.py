@@ -429,7 +429,8 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
     for again in facts.remeasured_ceilings:
         for _, unit, first, later in _measured_twice(ceilings, again):
-            (memory if unit == "B/s" else compute).append(_share(later, first))
+            of_kind = memory if unit == "B/s" else compute
+            of_kind.append(_share(later, first))
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
