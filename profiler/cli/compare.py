@@ -35,8 +35,7 @@ def compare(given: Compared, output: LongOutput) -> None:
 
     Reports each change with its confidence interval, and the part of the time that changed.
     """
-    from profiler.comparison.command import compared
-    from profiler.comparison.documents import comparison_document
+    from profiler.comparison.command import compared, comparison_document
     from profiler.comparison.text import changes_section
     from profiler.json_document import dumped
 
@@ -66,8 +65,7 @@ def gate(
 
     Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
     """
-    from profiler.comparison.command import gated
-    from profiler.comparison.documents import gate_document
+    from profiler.comparison.command import gate_document, gated
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
     from profiler.json_document import dumped
 

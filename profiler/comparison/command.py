@@ -1,21 +1,23 @@
-"""`compare` and `gate`: compare run folders and other tools' files, without torch or a device."""
+"""`compare` and `gate`: compare run folders and other tools' files, without torch or a device; their JSON documents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.comparison.compare import Comparison, compare_sides
-from profiler.comparison.documents import changes_frame
-from profiler.comparison.gate import Gate
-from profiler.comparison.gate import gate as gate_of
-from profiler.comparison.side import in_order, read_side
-from profiler.comparison.text import measuring
+from profiler.comparison.compare import Change, Comparison, Shift, compare_sides
+from profiler.comparison.gate import Gate, GatedCell, Outcome, PhaseGate, gate
+from profiler.comparison.gate_formats import gate_line
+from profiler.comparison.side import SettingDifference, in_order, read_side
+from profiler.comparison.text import comparison_sentences, measuring
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
+from profiler.json_document import Finite, dumped, view
+from profiler.judge.breakdown import TERMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +30,14 @@ def compare(before: str | PathLike[str], after: str | PathLike[str], *, anyway: 
     `moved` is the term of the time breakdown that moved. One column per term has the seconds that it gained. Raises
     RequestError if the two are not comparable, unless `anyway`; then no row has a verdict.
     """
-    return changes_frame(compared(Path(before), Path(after), anyway=anyway))
+    import pandas as pd
+
+    rows = []
+    for change in compared(Path(before), Path(after), anyway=anyway).changes:
+        row = dumped(change)
+        terms = row.pop("terms")
+        rows.append({**row, **{name: terms.get(name, math.nan) for name in TERMS}})
+    return pd.DataFrame(rows)
 
 
 def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[int] = ()) -> Comparison:
@@ -66,7 +75,7 @@ def gated(before: Path, after: Path, max_slowdown: str) -> Gate:
     runs have no cell of its phases in common.
     """
     limits = thresholds(max_slowdown)
-    result = gate_of(compared(before, after, anyway=True), limits)
+    result = gate(compared(before, after, anyway=True), limits)
     if result.comparison.comparable and not result.phases:
         raise RequestError(f"--max-slowdown {max_slowdown}: the two have no {' and no '.join(limits)} in common.")
     return result
@@ -99,3 +108,60 @@ def _share(text: str) -> float:
             f"--max-slowdown {text!r} is not a share between 0 and 1; give 3%, 0.03, or decode=3%,prefill=5%."
         )
     return share
+
+
+@dataclass(frozen=True)
+class ComparisonDocument:
+    """`roofscope compare A B --format json`."""
+
+    comparable: bool
+    """Whether model, device and settings allow a verdict."""
+    before: str
+    """Name of the first side."""
+    after: str
+    """Name of the second side."""
+    differences: Sequence[SettingDifference]
+    """Settings in which the sides differ."""
+    machine: Sequence[Shift]
+    """How the machine itself shifted between the sides."""
+    answer: Sequence[str]
+    """The sentences of the answer."""
+    only_before: int
+    """Number of cells that only the first side has."""
+    only_after: int
+    """Number of cells that only the second side has."""
+    cells: Sequence[Change]
+    """All cells that both sides have."""
+
+
+@dataclass(frozen=True)
+class GateDocument(ComparisonDocument):
+    """`roofscope gate --format json`: that of `compare`, with the outcome and decisions added."""
+
+    outcome: Outcome
+    """The decision about all cells together."""
+    line: str
+    """The outcome in one line."""
+    more_s: Finite
+    """Seconds of further repetitions, per run, that would decide all open cells; null if no budget would."""
+    phases: Sequence[PhaseGate]
+    """The decision about each phase."""
+    cells: Sequence[GatedCell]
+    """All cells that both sides have, each with its decision."""
+
+
+def comparison_document(comparison: Comparison) -> ComparisonDocument:
+    return view(
+        ComparisonDocument,
+        comparison,
+        before=comparison.before.name,
+        after=comparison.after.name,
+        machine=comparison.shifts,
+        answer=comparison_sentences(comparison),
+        cells=comparison.changes,
+    )
+
+
+def gate_document(gate: Gate) -> GateDocument:
+    shared = vars(comparison_document(gate.comparison)) | {"cells": gate.cells}
+    return view(GateDocument, gate, **shared, line=gate_line(gate))

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from profiler.comparison.side import (
     CellTime,
-    MachineState,
     MatchKey,
     Resource,
     SettingDifference,
@@ -20,9 +18,8 @@ from profiler.comparison.side import (
 from profiler.json_document import HIDDEN, view
 from profiler.judge.breakdown import TERMS
 from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_repetitions
-from profiler.stats import MOST_FOREIGN_CORES, Estimate, estimate
+from profiler.stats import MOST_FOREIGN_CORES, estimate
 
-DriftSource = Literal["sentinel", "roofs"]
 # A term that gained a smaller share of a change than this did not move it, however precisely it is known.
 _LEAST_MOVED = 0.25
 # Terms of the time breakdown that grow with slower memory, and with slower cores.
@@ -47,7 +44,7 @@ class Shift:
     """Half width of the 95 % interval of the ratio's logarithm."""
     roof_ratio: float | None
     """Time ratio from the measured ceilings; None if both runs share one measurement of them."""
-    told_by: DriftSource
+    told_by: Literal["sentinel", "roofs"]
     """What measured it: the drift probe (`sentinel`) or the ceilings."""
     claimed: bool
     """Whether it exceeds its interval, and ceilings that were measured again moved in the same direction."""
@@ -134,20 +131,22 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
     shifts: tuple[Shift, ...] = ()
     ceiling_factors: dict[str, float] = {}
-    if comparable and before.drift_probe and after.drift_probe:
-        probes = (before.drift_probe, after.drift_probe)
-        shifts = tuple(_shifts(*probes, ceiling_settings))
-        ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
+    if comparable and before.ceilings and after.ceilings:
+        shifts = tuple(_shifts(before, after, ceiling_settings))
+        ceiling_factors = _ceiling_factors(before, after, shifts, ceiling_settings)
     divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
     lefts, rights = aligned(before, after)
 
     def change(key: MatchKey) -> Change:
         first, second = lefts[key], rights[key]
         machine, half_width = _machine_part(first, divided_out, before.is_cpu)
-        repetitions = min(first.repetitions, second.repetitions)
-        because = _because(first, second) if comparable else "not comparable"
         found = difference(
-            first.time, second.time, repetitions, machine=machine, machine_half_width=half_width, because=because
+            first.time,
+            second.time,
+            min(first.repetitions, second.repetitions),
+            machine=machine,
+            machine_half_width=half_width,
+            because=_because(first, second) if comparable else "not comparable",
         )
         terms = _gained(first.terms, second.terms, ceiling_factors)
         return view(
@@ -189,11 +188,10 @@ def _because(before: CellTime, after: CellTime) -> str:
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 
 
-def _shifts(before: MachineState, after: MachineState, ceiling_settings: set[str]) -> Iterator[Shift]:
+def _shifts(before: Side, after: Side, ceiling_settings: set[str]) -> Iterator[Shift]:
     """How the machine itself shifted between two runs, by its drift probe and its ceilings."""
     has_probes = len(before.drift_readings) > 1 and len(after.drift_readings) > 1
-    resources: tuple[Resource, ...] = ("memory", "compute")
-    for resource in resources:
+    for resource in get_args(Resource):
         # The compute ceilings of two precisions say nothing about the machine.
         same_ceiling = resource == "memory" or _PRECISION not in ceiling_settings
         sides = before, after
@@ -202,18 +200,19 @@ def _shifts(before: MachineState, after: MachineState, ceiling_settings: set[str
         new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
         ratio = roof_ratio = first.per_s / second.per_s if new_ceilings else None
         if has_probes:
-            probes = [_median(tuple(getattr(each, resource) for each in side.drift_readings)) for side in sides]
+            probes = [estimate([[getattr(each, resource)] for each in side.drift_readings]) for side in sides]
             ratio, half_widths = probes[1].median_s / probes[0].median_s, [each.half_width for each in probes]
         if ratio is not None:
             moved, half_width = math.log(ratio), math.hypot(*half_widths)
             agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
-            told_by: DriftSource = "sentinel" if has_probes else "roofs"
-            yield Shift(resource, ratio, half_width, roof_ratio, told_by, abs(moved) > half_width and agrees)
-
-
-@cache
-def _median(values: tuple[float, ...]) -> Estimate:
-    return estimate([[value] for value in values])
+            yield Shift(
+                resource,
+                ratio,
+                half_width,
+                roof_ratio,
+                told_by="sentinel" if has_probes else "roofs",
+                claimed=abs(moved) > half_width and agrees,
+            )
 
 
 def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tuple[float, float]:
@@ -230,7 +229,7 @@ def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tu
 
 
 def _ceiling_factors(
-    before: MachineState, after: MachineState, shifts: Sequence[Shift], ceiling_settings: set[str]
+    before: Side, after: Side, shifts: Sequence[Shift], ceiling_settings: set[str]
 ) -> dict[str, float]:
     """Factor per term that restates the later time breakdown under the ceilings of the earlier one.
 

@@ -93,12 +93,9 @@ class Gate:
 
 def gate(comparison: Comparison, thresholds: Mapping[Phase, float]) -> Gate:
     """Decide every phase that has both a threshold and a cell; none if the two sides are not comparable."""
-    phases = []
-    for phase in PHASES if comparison.comparable else ():
-        changes = [item for item in comparison.changes if item.phase == phase]
-        if changes and phase in thresholds:
-            phases.append(_phase_gate(phase, thresholds[phase], changes))
-    return Gate(comparison, tuple(phases))
+    changes = {phase: [item for item in comparison.changes if item.phase == phase] for phase in PHASES}
+    decided = [phase for phase in PHASES if comparison.comparable and changes[phase] and phase in thresholds]
+    return Gate(comparison, tuple(_phase_gate(phase, thresholds[phase], changes[phase]) for phase in decided))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A gate as a line for CI, on the terminal, as JUnit and as GitHub annotations."""
 
 import math
-from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
 from profiler.comparison.gate import Gate, GatedCell, PhaseGate
@@ -14,9 +13,13 @@ from profiler.units import several
 def gate_section(gate: Gate) -> Section:
     """A gate: its outcome in one line, the settings that differ, and a table of cells."""
     lines = [*shared_sentences(gate.comparison), *difference_lines(gate.comparison)]
-    pooled = "with its phase: the change estimated from all cells of the phase, with its 95 % interval"
-    headings = ("cell", "before", "after", "change", "with its phase", "gate")
-    table = text_table(headings, gate_rows(gate), texts=("gate",), caption=f"{pooled}; open: not decided")
+    table = text_table(
+        ("cell", "before", "after", "change", "with its phase", "gate"),
+        gate_rows(gate),
+        texts=("gate",),
+        caption="with its phase: the change estimated from all cells of the phase, with its 95 % interval;"
+        " open: not decided",
+    )
     return Section("", [Sentences([gate_line(gate)]), Lines(lines), table, sides_lines(gate.comparison)])
 
 
@@ -34,8 +37,7 @@ def gate_line(gate: Gate) -> str:
         if not slower:
             return text
         worst = max(slower, key=lambda cell: cell.pooled)
-        cells = f"{len(slower)} of {len(gate.cells)} cells"
-        return f"{text}; {cells}, most {worst.name}, {change_words(worst)}"
+        return f"{text}; {len(slower)} of {len(gate.cells)} cells, most {worst.name}, {change_words(worst)}"
     return f"cannot tell (allowed: {limits}): {phases}; {budget_words(gate)}"
 
 
@@ -86,8 +88,9 @@ def gate_rows(gate: Gate) -> list[list[str]]:
             word: str = "SLOWER" if cell.gate == "slower" else cell.gate
             if cell.gate == "open" and cell.pooled_low > phase.max_slowdown:
                 word = "open: disturbed" if cell.disturbed else "open: few repetitions"
-            interval = _interval(cell.pooled, cell.pooled_low, cell.pooled_high)
-            rows.append([cell.name, *change_texts(cell), interval, word])
+            rows.append(
+                [cell.name, *change_texts(cell), _interval(cell.pooled, cell.pooled_low, cell.pooled_high), word]
+            )
     return rows
 
 
@@ -127,9 +130,7 @@ def gate_github(gate: Gate) -> str:
     """GitHub workflow commands (annotations): one for the outcome, an error per slower cell, notices on the machine."""
     level = {"pass": "notice", "inconclusive": "warning"}.get(gate.outcome, "error")
     lines = [_annotation(level, "roofscope gate", gate_line(gate))]
-    for cell in gate.cells:
-        if cell.gate == "slower":
-            lines.append(_annotation("error", cell.name, _cell_words(cell)))
+    lines += [_annotation("error", cell.name, _cell_words(cell)) for cell in gate.cells if cell.gate == "slower"]
     lines += [_annotation("notice", "roofscope gate", line) for line in shared_sentences(gate.comparison)]
     return "\n".join(lines)
 
@@ -141,5 +142,5 @@ def _annotation(level: str, title: str, message: str) -> str:
     return f"::{level} title={name}::{data}"
 
 
-GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {"junit": gate_junit, "github": gate_github}
+GATE_FORMATS = {"junit": gate_junit, "github": gate_github}
 """Formats of a gate for CI systems."""

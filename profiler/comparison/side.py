@@ -21,8 +21,6 @@ from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled, significant
 
 Resource = Literal["memory", "compute"]
-Weight = Literal["refuses", "explains", "context"]
-"""Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
 PROCESSOR, NOT_RECORDED = "processor", "not recorded"
 """A CPU's family and model, which older runs did not record; several CPUs have one name, such as AMD EPYC."""
@@ -92,16 +90,6 @@ class CellTime:
 
 
 @dataclass(frozen=True)
-class MachineState:
-    """The measured ceilings of a run's machine, and the readings of its drift probe."""
-
-    ceilings: Mapping[Resource, Ceiling]
-    ceilings_at_unix_s: float
-    """When the ceilings were measured; two runs of one day may share them."""
-    drift_readings: tuple[DriftReading, ...] = ()
-
-
-@dataclass(frozen=True)
 class Side:
     """One side of a comparison: a run folder, or another tool's file."""
 
@@ -112,7 +100,12 @@ class Side:
     """Settings that two sides may differ in, by name, the most important first."""
     cells: Mapping[MatchKey, CellTime]
     clock_hz: float | None = None
-    drift_probe: MachineState | None = None
+    ceilings: Mapping[Resource, Ceiling] = field(default_factory=dict)
+    """The measured ceilings of a run's machine; empty for another tool's file, and for a run without one of them."""
+    ceilings_at_unix_s: float = 0.0
+    """When the ceilings were measured; two runs of one day may share them."""
+    drift_readings: Sequence[DriftReading] = ()
+    """The readings of a run's drift probe."""
     is_cpu: bool = True
     command: str = ""
     """The command that repeats a run; empty for another tool's file."""
@@ -132,7 +125,8 @@ class SettingDifference:
     name: str
     before: str
     after: str
-    weight: Weight
+    weight: Literal["refuses", "explains", "context"]
+    """Its effect: it forbids a comparison, may explain a change, or hardly matters."""
 
     @property
     def refuses(self) -> bool:
@@ -150,9 +144,15 @@ def differences(before: Side, after: Side) -> tuple[SettingDifference, ...]:
     for name, first in before.settings.items():
         second = after.settings.get(name, first)
         refuses = name in _REFUSING and NOT_RECORDED not in (first, second)
-        weight: Weight = "refuses" if refuses else "context" if name in _CONTEXT else "explains"
         if first != second:
-            items.append(SettingDifference(name, first, second, weight))
+            items.append(
+                SettingDifference(
+                    name,
+                    first,
+                    second,
+                    weight="refuses" if refuses else "context" if name in _CONTEXT else "explains",
+                )
+            )
     if before.clock_hz and after.clock_hz and abs(after.clock_hz / before.clock_hz - 1) > _CLOCK_TOLERANCE:
         first, second = (f"{clock_hz / 1e6:.0f} MHz" for clock_hz in (before.clock_hz, after.clock_hz))
         items.append(SettingDifference("clock", first, second, "explains"))
@@ -239,10 +239,8 @@ def side_of_run(run: Run) -> Side:
                 # For repetitions too short to measure it, that of the whole run.
                 foreign_cores=busy if busy_cores is None else busy_cores,
             )
-    ceilings, dtype, drift_probe = document.ceilings.ceilings, document.model.dtype, None
-    if ceilings.judges:
-        own: dict[Resource, Ceiling] = {"memory": ceilings.memory_ceiling, "compute": ceilings.compute_ceiling(dtype)}
-        drift_probe = MachineState(own, ceilings.measured_at_unix_s, tuple(gathered.drift_readings))
+    ceilings, dtype = document.ceilings.ceilings, document.model.dtype
+    own: dict[Resource, Ceiling] = {"memory": ceilings.memory_ceiling, "compute": ceilings.compute_ceiling(dtype)}
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -250,7 +248,9 @@ def side_of_run(run: Run) -> Side:
         settings=_settings(document),
         cells=cells,
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
-        drift_probe=drift_probe,
+        ceilings=own if ceilings.judges else {},
+        ceilings_at_unix_s=ceilings.measured_at_unix_s,
+        drift_readings=gathered.drift_readings,
         is_cpu=document.device.kind == "cpu",
         command=document.command,
     )
@@ -258,14 +258,13 @@ def side_of_run(run: Run) -> Side:
 
 def match_key(key: CellKey) -> MatchKey:
     """Return what a cell of another side must share with this one to be compared with it."""
-    cell = key.cell
-    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
+    return MatchKey(key.phase, key.cell.batch_size, key.cell.prompt_len, key.cell.context_len, key.cell.engine, ())
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
     """Settings that two runs may differ in, the most important first."""
     model, device, engine = document.model, document.device, document.engine
-    settings = {
+    return {
         # The name of a folder or a GGUF file identifies no model.
         "model" if model.kind in ("card", "hub") else "model's name": model.id,
         "parameters": str(model.params),
@@ -284,19 +283,21 @@ def _settings(document: RunDocument) -> dict[str, str]:
         "threads": str(device.threads),
         "offloaded": ", ".join(sorted(model.offloaded_bytes)) or "nothing",
         NEW_TOKENS: str(document.grid.new_tokens),
+        **{
+            f"{phase}, {name.replace('_', ' ')}": _words(value)
+            for phase, path in document.counting.paths.items()
+            for name, value in asdict(path).items()
+        },
+        **dict.fromkeys(ENVIRONMENT, NOT_RECORDED),
+        **{name: version for name, version in document.software.items() if name != "system"},
+        "system": document.software.get("system", "-"),
+        **{name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value},
+        "roofscope": document.roofscope,
+        "last-level cache": scaled(device.last_level_cache_bytes, "B"),
+        "instructions": device.compute_capability,
+        "memory": scaled(device.memory_bytes, "B"),
+        "budget": "whole grid" if engine.budget_s is None else f"{engine.budget_s:g} s",
     }
-    for phase, path in document.counting.paths.items():
-        settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
-    settings |= dict.fromkeys(ENVIRONMENT, NOT_RECORDED)
-    settings |= {name: version for name, version in document.software.items() if name != "system"}
-    settings["system"] = document.software.get("system", "-")
-    settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}
-    settings["roofscope"] = document.roofscope
-    settings["last-level cache"] = scaled(device.last_level_cache_bytes, "B")
-    settings["instructions"] = device.compute_capability
-    settings["memory"] = scaled(device.memory_bytes, "B")
-    settings["budget"] = "whole grid" if engine.budget_s is None else f"{engine.budget_s:g} s"
-    return settings
 
 
 def _words(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 from profiler.comparison.compare import Change, Comparison
 from profiler.comparison.side import NOT_RECORDED, PROCESSOR, ROOFSCOPE, Side
@@ -18,15 +19,17 @@ _GRID = r""" --(?:context-lens|prompts|prompt-lens|batch-sizes|new-tokens) (?:'[
 
 def changes_section(comparison: Comparison) -> Section:
     """The comparison of two runs: the answer, the settings that differ, and a table of cells."""
-    blocks = [
-        Sentences(comparison_sentences(comparison)),
-        Lines(difference_lines(comparison)),
-        Lines([column_words(comparison)], "dim"),
-        changes_table(comparison),
-        sides_lines(comparison),
-        Lines([f"next: {next_step(comparison)}"]),
-    ]
-    return Section("", blocks)
+    return Section(
+        "",
+        [
+            Sentences(comparison_sentences(comparison)),
+            Lines(difference_lines(comparison)),
+            Lines([column_words(comparison)], "dim"),
+            changes_table(comparison),
+            sides_lines(comparison),
+            Lines([f"next: {next_step(comparison)}"]),
+        ],
+    )
 
 
 def next_step(comparison: Comparison) -> str:
@@ -106,25 +109,22 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def shared_sentences(comparison: Comparison) -> list[str]:
+def shared_sentences(comparison: Comparison) -> Iterator[str]:
     """Sentences of compare and gate: cells that only one side has, and claimed shifts of the machine itself."""
     pair = (("first", comparison.before, comparison.only_before), ("second", comparison.after, comparison.only_after))
-    sentences = []
     for (name, side, count), (other_name, other, _) in (pair, pair[::-1]):
         if count and comparison.comparable:
-            measures = measuring(other_name, other, side)
-            sentences.append(f"{several(count, 'cell is', 'cells are')} only in the {name}{measures}.")
+            cells = several(count, "cell is", "cells are")
+            yield f"{cells} only in the {name}{measuring(other_name, other, side)}."
     for shift in comparison.shifts:
         if shift.claimed and abs(shift.ratio - 1) > _LEAST_SHIFT:
-            word = "slower" if shift.ratio > 1 else "faster"
-            by = f"{percent(abs(shift.ratio - 1))} {word}"
+            by = f"{percent(abs(shift.ratio - 1))} {'slower' if shift.ratio > 1 else 'faster'}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
             source = "probe" if shift.told_by == "sentinel" else "ceilings"
             ceilings = f" ({percent(abs(roof_ratio - 1))} by its ceiling)" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
             effect = "changes exclude this, times include it" if divided else "changes and times include it"
-            sentences.append(f"The machine itself was {by} at {shift.resource} by its {source}{ceilings}; {effect}.")
-    return sentences
+            yield f"The machine itself was {by} at {shift.resource} by its {source}{ceilings}; {effect}."
 
 
 def measuring(name: str, run: Side, other: Side) -> str:

@@ -1,25 +1,27 @@
-"""`forecast`: times of cells that were not measured, with their cross-validated error."""
+"""`forecast`: times of cells that were not measured, from a run with their error, or from a GPU's datasheet."""
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from profiler.counting.cache import counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
-from profiler.data.published_results import EngineKind
+from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences
 from profiler.errors import RequestError, RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
-from profiler.forecast.datasheet_range import in_range
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
+from profiler.judge.breakdown import StepTerms
 from profiler.judge.savings import trial_results
 from profiler.loading.config import config_from
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
@@ -27,9 +29,25 @@ from profiler.loading.request import DTYPES, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, operator_arrays
-from profiler.predict.predict import change_factor
-from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
-from profiler.quant.registry import FORMATS, check_packed_dtype, known_quant, quant_of
+from profiler.predict.predict import Forecast, Terms, change_factor
+from profiler.predict.published_efficiency import CardSteps, Range, form_of, steps_by_datasheet
+from profiler.predict.result import (
+    ForecastCell,
+    ForecastDocument,
+    ForecastError,
+    cells_of,
+    cross_validated_error,
+    forecast_cells,
+)
+from profiler.quant.registry import (
+    FORMATS,
+    Quant,
+    check_packed_dtype,
+    known_quant,
+    published_as,
+    quant_of,
+    stored_format,
+)
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
 
@@ -83,7 +101,6 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
 _LARGER_BATCHES = (2, 4)
 """Multiples of the largest measured batch that are forecast by default."""
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
-_EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
 def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
@@ -107,8 +124,10 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
     forecast, half_width = trained.forecast(basis.demanded(steps))
     if not np.isfinite(half_width).all():
-        name = grid.keys[int(np.argmax(half_width))].name
-        raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
+        raise RequestError(
+            f"the forecast of {grid.keys[int(np.argmax(half_width))].name} contradicts smaller or larger cells;"
+            f" {_measuring(basis, grid)}"
+        )
     changes = _changes(basis, request)
     factor, off = _factors(basis, changes, steps)
     how = "from the time breakdown of its measured cells: ceilings, replayed kernels, overhead and the unexplained rest"
@@ -121,8 +140,12 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
         error=cross_validated_error(trained.within, trained.repeat_width, "each cell forecast from the others"),
-        beyond=cross_validated_error(trained.outside, trained.repeat_width, _EXTREMES_OUT),
-        cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
+        beyond=cross_validated_error(
+            trained.outside,
+            trained.repeat_width,
+            "the largest batch and the longest context of each phase forecast from the rest",
+        ),
+        cells=cells_of(trained, forecast, np.hypot(half_width, off), factor, facts.device.room_bytes),
         notes=(),
     )
 
@@ -144,8 +167,7 @@ def _changes(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[Chang
 
 def _grid_of(basis: RunFacts, request: ForecastRequest) -> Grid:
     own = basis.facts.grid
-    largest = max(own.batch_sizes)
-    default_batches = {*own.batch_sizes, *(largest * factor for factor in _LARGER_BATCHES)}
+    default_batches = {*own.batch_sizes, *(max(own.batch_sizes) * factor for factor in _LARGER_BATCHES)}
     batches = request.batch_sizes or ",".join(map(str, sorted(default_batches)))
     prompts = request.prompt_lens or ("" if request.context_lens else own.prompt_lens)
     contexts = request.context_lens or ("" if request.prompt_lens else own.context_lens)
@@ -180,7 +202,11 @@ def _factors(
 
 
 def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
-    """Forecast a model by a GPU's datasheet, as a range. Raises RequestError for an unknown name or without a basis."""
+    """Forecast a model by a GPU's datasheet, as ranges from published results.
+
+    Raises RequestError for an unknown name, without a published figure of format and engine kind, or for a GPU without
+    their kernels or dtype.
+    """
     quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
     check_packed_dtype(request.dtype, quant)
     # The parts that a format leaves dense run in 16 bits.
@@ -201,4 +227,64 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
         )
     kind: EngineKind = "compiled" if request.engine == "compiled" else "eager"
     steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
-    return in_range(source.name, counted, quant, sheet, steps, kind)
+    found = steps_by_datasheet(counted, quant, sheet, steps, kind)
+    times = found.times
+    packed = counted.published if quant == "none" else quant
+    cells = forecast_cells(
+        Forecast(found.needed, _terms(found.on_gpu, times), times.typical_s, np.zeros(len(steps))),
+        times.typical_s,
+        (times.low_s, times.high_s),
+        ["published figures of other GPUs"] * len(steps),
+        sheet.room_bytes,
+    )
+    return ForecastDocument(
+        source=source.name,
+        model=source.name,
+        precision=counted.dtype if packed is None else f"{counted.dtype}, {packed}",
+        on=f"{sheet.gpu}, by its datasheet",
+        how=f"a range for {ENGINE_WORDS[kind]}, by published figures",
+        error=ForecastError(None, None, 0, "no run on this GPU"),
+        beyond=None,
+        cells=cells,
+        notes=(*coverage_sentences(kind, form_of(counted, quant)), *_too_wide(cells), *_notes(counted, quant)),
+    )
+
+
+def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
+    """The floor of each step, and the rest: overhead where the host is slower than the device, else slow kernels."""
+    floor_s = gpu_steps.floor_s()
+    zeros = np.zeros(len(floor_s))
+    memory_s = (gpu_steps.weight_bytes + gpu_steps.other_bytes) / gpu_steps.bandwidth
+    by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
+    lost_s = times.typical_s - floor_s
+    return StepTerms(
+        weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
+        dequantise_s=zeros, kernel_s=np.where(times.is_host, 0.0, lost_s), redundant_s=zeros, padding_s=zeros,
+        link_s=zeros, overhead_s=np.where(times.is_host, lost_s, 0.0),
+    )  # fmt: skip
+
+
+DECIDING_WIDTH = 2.0
+"""The upper end of a range over its lower end, up to which it distinguishes GPUs.
+
+Bandwidth grows by 1.6 to 2.3 from a generation of GPUs to the next (V100, A100, H100, B200: gpus.csv)."""
+
+
+def _too_wide(cells: Sequence[ForecastCell]) -> Iterator[str]:
+    wide = []
+    for phase in PHASES:
+        widths = [cell.high_s / cell.low_s for cell in cells if cell.phase == phase]
+        if widths and (width := statistics.median(widths)) > DECIDING_WIDTH:
+            wide.append(f"{width:.1f} times for {phase}")
+    if wide:
+        yield (
+            f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ"
+            " by less. A run on the GPU narrows it."
+        )
+
+
+def _notes(counted: CountedModel, quant: Quant) -> Iterator[str]:
+    if stored_format(quant):
+        yield f"No figure of {quant} is in these ranges: those of {published_as(quant)} stand in, whose kernels differ."
+    if counted.dtype == "float32":
+        yield "No published figure is in float32: its share of the peak is assumed to be that of 16 bits."

@@ -24,8 +24,11 @@ class ForecastRequest:
     threads: int = option(0, "With a RUN on a CPU: half its threads, if it tried that.")
 
     def __post_init__(self) -> None:
-        sizes = {"--prompt-lens": self.prompt_lens, "--batch-sizes": self.batch_sizes}
-        for flag, values in {**sizes, "--context-lens": self.context_lens}.items():
+        for values, flag in (
+            (self.prompt_lens, "--prompt-lens"),
+            (self.batch_sizes, "--batch-sizes"),
+            (self.context_lens, "--context-lens"),
+        ):
             if values:
                 parse_values(values, flag)
         if self.new_tokens:

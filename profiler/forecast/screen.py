@@ -7,8 +7,6 @@ from profiler.predict.result import BETWEEN_CELLS, ForecastCell, ForecastDocumen
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, significant
 
-FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
-
 
 def forecast_section(answer: ForecastDocument) -> Section:
     """A forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
@@ -62,6 +60,8 @@ def _table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
                 cell.regime.removesuffix("-bound") + (" (close)" if cell.tight else ""),
             ]
         rows.append((cell.name, *texts, " ".join(marks)))
-    table = text_table(FORECAST_COLUMNS, rows, wrapped=("waits for", "basis"))
+    table = text_table(
+        ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis"), rows, wrapped=("waits for", "basis")
+    )
     close = [f"{CLOSE}."] if any(cell.tight for cell in cells) else []
     return table, [*close, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]

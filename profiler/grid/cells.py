@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from profiler.grid.ragged import PADDED_ENGINE, Batch, Ragged, longest, waiting
 
@@ -109,6 +109,40 @@ class CellKey:
         """Return the key for a row of a table; `context_len` is the number of cached tokens at its step."""
         filled = context_len if phase == "prefill" else context_len - prompt_len - new_tokens // 2
         return cls(phase, Cell(batch_size, prompt_len, new_tokens, filled, engine))
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of `KeyedRecord`, from which `at` returns this key."""
+        return {
+            "phase": self.phase,
+            "batch_size": self.cell.batch_size,
+            "prompt_len": self.cell.prompt_len,
+            "context_len": self.context_len,
+            "new_tokens": self.cell.new_tokens,
+            "engine": self.cell.engine,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRecord:
+    """The columns with which files identify a cell and its phase."""
+
+    phase: Phase
+    """`prefill` or `decode`."""
+    batch_size: int
+    """Sequences per batch."""
+    prompt_len: int
+    """Prompt tokens per sequence, without a cached prefix; 0 if the cache was filled directly."""
+    context_len: int
+    """Cached tokens at the step; in a prefill, those of a prefix."""
+    new_tokens: int
+    """Tokens decoded after the prompt."""
+    engine: str
+    """The engine that ran the model."""
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 
 def by_size(cells: Iterable[Cell]) -> list[Cell]:

@@ -55,8 +55,7 @@ def answer_of(
     `cut` are changes for whose trials there was no time.
     """
     sentences = list(busy) if cells else []
-    engine = cells[0].key.cell.engine if cells else ""
-    cells = [cell for cell in cells if cell.key.cell.engine == engine]
+    cells = [cell for cell in cells if cell.key.cell.engine == cells[0].key.cell.engine]
     phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.timed.noise.grade != "unusable"]
     decodes, prefills = _decodes(cells), _prefills(cells)
@@ -89,8 +88,10 @@ def answer_of(
 
 
 def _decodes(cells: Sequence[Judged]) -> list[Judged]:
-    decodes = [cell for cell in cells if cell.key.phase == "decode"]
-    return sorted(decodes, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
+    return sorted(
+        (cell for cell in cells if cell.key.phase == "decode"),
+        key=lambda each: (each.key.cell.batch_size, each.key.cell.depth),
+    )
 
 
 def _prefills(cells: Sequence[Judged]) -> list[Judged]:
@@ -99,9 +100,12 @@ def _prefills(cells: Sequence[Judged]) -> list[Judged]:
 
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
-    effects = {"step": advice.step, "prefill": advice.prefill}
     words = advice.clear_effects("step")
-    words += [f"no clear change of the {name}" for name, each in effects.items() if each and not each.is_clear]
+    words += [
+        f"no clear change of the {name}"
+        for name, effect in (("step", advice.step), ("prefill", advice.prefill))
+        if effect and not effect.is_clear
+    ]
     pays, until = advice.pays_from_tokens, advice.pays_up_to_tokens
     parts = [
         f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
@@ -134,8 +138,10 @@ def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
     if item.trial.line or item.change is None or not saves_clearly(decodes[0], item):
         return []
     before, after = map(duration, item.steps_s(decodes[0].terms.latency_s))
-    few = _on_few_layers(item.trial)
-    return [f"Tried, but no line to copy: with {item.trial.form} the {before} step takes {after}{few}."]
+    return [
+        f"Tried, but no line to copy: with {item.trial.form} the {before} step takes {after}"
+        f"{_on_few_layers(item.trial)}."
+    ]
 
 
 def _not_tried(
@@ -247,10 +253,9 @@ def _memory_bound(cell: Judged, setting: Setting) -> str:
 def _no_single_limit(cell: Judged) -> str:
     regime, s = cell.verdict.regime, cell.terms
     if -s.unexplained_s > s.latency_s:
-        parts_s = s.latency_s - s.unexplained_s
         return (
-            f"{regime}: its parts took {duration(parts_s)} when each was measured by itself, and the whole step only"
-            f" {duration(s.latency_s)}; the machine's speed changed in between"
+            f"{regime}: its parts took {duration(s.latency_s - s.unexplained_s)} when each was measured by itself, and"
+            f" the whole step only {duration(s.latency_s)}; the machine's speed changed in between"
         )
     is_far = regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
     where = ", far from every ceiling" if is_far else ""
@@ -320,10 +325,9 @@ def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
-        share = best.timed.flops_per_s / best.ceiling_flops_per_s
         return (
-            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {_compute_ceiling(best, setting)},"
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to"
+            f" {percent(best.timed.flops_per_s / best.ceiling_flops_per_s)} of the {_compute_ceiling(best, setting)},"
             f" {significant(best.timed.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."

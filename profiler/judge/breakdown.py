@@ -38,8 +38,7 @@ class Demand(Generic[A]):
 
     def ceiling_s(self, memory_bytes_per_s: A) -> A:
         """Seconds at the operator's ceiling: the longer of its arithmetic and its traffic."""
-        nbytes = self.weight_bytes + self.kv_bytes
-        return floor_s(self.flops, nbytes, self.compute_flops_per_s, memory_bytes_per_s)
+        return floor_s(self.flops, self.weight_bytes + self.kv_bytes, self.compute_flops_per_s, memory_bytes_per_s)
 
     def alone_s(self, memory_bytes_per_s: A) -> A:
         """Seconds of its kernels in isolation: as replayed, else at their ceiling."""
@@ -68,8 +67,6 @@ class StepCeilings:
     """See the function `idle_share`; 0 in a decode, where the step before keeps the device busy at the start."""
     idle_most: float = 0.0
     """See the function `idle_most`: the largest share of overhead for which the device may idle."""
-    copy_share: float = 1.0
-    """Share of the memory ceiling that a copy reaches."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
     """Half widths of the two ceilings' intervals, as shares of the ceilings."""
@@ -132,8 +129,7 @@ class StepTerms(Generic[A]):
     @property
     def busy_s(self) -> A:
         """All terms but overhead. A layer waits for its offloaded weights, so the link's time is included."""
-        own_s = self.device_s + self.dequantise_s + self.kernel_s
-        return own_s + self.redundant_s + self.padding_s + self.link_s
+        return self.device_s + self.dequantise_s + self.kernel_s + self.redundant_s + self.padding_s + self.link_s
 
     @property
     def total_s(self) -> A:
@@ -191,17 +187,21 @@ def step_terms(
     if not overlaps:
         return terms
     waits_s = host.step_s + where(idle_share > 0, last_s)
-    exposed_s = larger(larger(0.0, idle_share * host.step_s), waits_s - terms.busy_s)
-    return replace(terms, overhead_s=exposed_s)
+    return replace(terms, overhead_s=larger(larger(0.0, idle_share * host.step_s), waits_s - terms.busy_s))
 
 
-def redundant_by_cause_s(
-    nbytes: Mapping[Cause, Any], flops: Mapping[Cause, Any], flops_per_s: float, copies_per_s: A, bytes_per_s: A
-) -> dict[Cause, A]:
-    """Seconds of redundant work by cause, from its bytes and FLOPs; a cache is copied at `copies_per_s` bytes/s."""
+def redundant_by_cause_s(work: Any, flops_per_s: float, bytes_per_s: A, copy_share: float) -> dict[Cause, A]:
+    """Seconds of an operator's redundant work by cause; `work` is its `OperatorWork`, or its column of [n] steps.
+
+    Data passes between kernels at `bytes_per_s`. A cache is copied at `copy_share` of that.
+    """
+    flops, nbytes = work.redundant_flops, {Cause.OPERANDS: work.activation_bytes, **work.redundant_bytes}
     return {
         cause: floor_s(
-            flops.get(cause, 0.0), nbytes.get(cause, 0.0), flops_per_s, copies_per_s if cause in COPIES else bytes_per_s
+            flops.get(cause, 0.0),
+            nbytes.get(cause, 0.0),
+            flops_per_s,
+            copy_share * bytes_per_s if cause in COPIES else bytes_per_s,
         )
         for cause in {**nbytes, **flops}
     }
@@ -333,13 +333,12 @@ class TimeBreakdown(StepTerms[float]):
     def at_latency(self, latency_s: float) -> TimeBreakdown:
         """The breakdown if the step had taken `latency_s`: the engine's term or the rest takes the difference."""
         residual = "engine_s" if self.engine_s else "unexplained_s"
-        moved = {"latency_s": latency_s, residual: getattr(self, residual) + latency_s - self.latency_s}
-        return replace(self, **moved)
+        return replace(self, latency_s=latency_s, **{residual: getattr(self, residual) + latency_s - self.latency_s})
 
     def with_generate(self, added_s: float, half_width_s: float) -> TimeBreakdown:
         """The breakdown with the overhead of `generate` subtracted from the unexplained rest."""
-        off_s = {**self.half_widths_s, "generate_s": half_width_s}
-        off_s["unexplained_s"] = math.hypot(self.half_widths_s.get("unexplained_s", 0.0), half_width_s)
+        rest_off_s = math.hypot(self.half_widths_s.get("unexplained_s", 0.0), half_width_s)
+        off_s = {**self.half_widths_s, "generate_s": half_width_s, "unexplained_s": rest_off_s}
         return replace(self, generate_s=added_s, unexplained_s=self.unexplained_s - added_s, half_widths_s=off_s)
 
     def with_trace(self, traced_busy_s: float) -> TimeBreakdown:
@@ -349,9 +348,12 @@ class TimeBreakdown(StepTerms[float]):
 
     def with_engine(self) -> TimeBreakdown:
         """The breakdown for an engine that loads the model itself: its scheduler, sampler and kernels take the rest."""
-        rest_s, off_s = self.unexplained_s, self.half_widths_s.get("unexplained_s", 0.0)
-        off_s_by_term = {**self.half_widths_s, "engine_s": off_s}
-        return replace(self, engine_s=max(0.0, rest_s), unexplained_s=min(0.0, rest_s), half_widths_s=off_s_by_term)
+        return replace(
+            self,
+            engine_s=max(0.0, self.unexplained_s),
+            unexplained_s=min(0.0, self.unexplained_s),
+            half_widths_s={**self.half_widths_s, "engine_s": self.half_widths_s.get("unexplained_s", 0.0)},
+        )
 
 
 def break_down(
@@ -383,8 +385,9 @@ def break_down(
         terms = replace(terms, overhead_s=_idle_s(latency_s, terms, host_s, ceilings))
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.overhead_s
-    replays = [demand for demand in demands if demand.replayed_s is not None]
-    replayed_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in replays)
+    replayed_s = sum(
+        demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None
+    )
     required_s = terms.device_s + ceilings.fetch_s
     # The overhead model of a recorded graph has kernels in its overhead; its issue shows that its host is done at once.
     pace_s = min(host_s, host_s if ceilings.issue_s is None else ceilings.issue_s)

@@ -11,10 +11,9 @@ from profiler.facts.measurements import KernelTime
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.repetitions import Repetition, Status, first_use_s
 from profiler.facts.telemetry import ActiveShares
-from profiler.grid.cells import CellKey
+from profiler.grid.cells import CellKey, KeyedRecord
 from profiler.judge.breakdown import StepCeilings, TimeBreakdown
 from profiler.judge.demand import total_work
-from profiler.judge.padding import RaggedStep
 from profiler.judge.regimes import Measurement, Verdict
 from profiler.judge.savings import ChangeEffect, EngineDifference, TrialResult
 from profiler.stats import Estimate, NoiseReport, undisturbed
@@ -85,6 +84,27 @@ class Timed:
     def undisturbed_s(self) -> float:
         """Lower quartile of the fastest repetition: what a quiet host would take; 0 without repetitions."""
         return min((undisturbed(samples).quartile_s for samples in self.samples if samples), default=0.0)
+
+
+@dataclass(frozen=True)
+class RaggedStep(KeyedRecord):
+    """The costs of unequal prompt lengths in a step."""
+
+    prompt_lens: tuple[int, ...]
+    padding: float
+    """Share of the batch's positions that hold no token."""
+    padding_s: float
+    useful_flops: float
+    executed_flops: float
+    waiting: float = 0.0
+    """Share of all decode steps of all sequences in which the sequence has already ended."""
+    waiting_s: float = 0.0
+    mask_s: float | None = None
+    """Time that the mask adds to the same shape without a mask; None if that was not measured."""
+    mask_low_s: float | None = None
+    mask_high_s: float | None = None
+    repetitions: int = 0
+    """Repetitions with a mask or without one, whichever is fewer."""
 
 
 @dataclass(frozen=True)

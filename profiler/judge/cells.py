@@ -4,17 +4,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from typing import Annotated, Literal, get_type_hints
 
 from profiler.facts.repetitions import Repetition, Status, median_issue_s
 from profiler.facts.run_facts import DeviceFacts
-from profiler.grid.cells import CellKey, Phase
+from profiler.grid.cells import CellKey, KeyedRecord, Phase
 from profiler.json_document import view
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cell_stages import NO_TIME, Judged, Timed
 from profiler.judge.difference import Difference, difference
-from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime
 from profiler.judge.savings import ChangeEffect
 from profiler.stats import Estimate, Noise, narrow_enough, percentile
@@ -186,7 +184,7 @@ def row_of(cell: Timed | Judged, device: DeviceFacts) -> CellResult:
     operators, time_s = timed.operators, timed.time
     flops, nbytes = sum(item.flops for item in operators), sum(item.model_bytes for item in operators)
     row = CellResult(
-        **columns_of(timed.key),
+        **timed.key.columns,
         status=timed.status,
         model_flops=int(flops),
         model_bytes=round(nbytes),
@@ -212,7 +210,7 @@ def row_of(cell: Timed | Judged, device: DeviceFacts) -> CellResult:
 def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> CellResult:
     """The row with rates, percentiles, memory and energy; MFU is that of PaLM (arXiv:2204.02311)."""
     repetitions, is_decode = cell.repetitions, cell.key.phase == "decode"
-    samples = list(chain.from_iterable(cell.samples))
+    samples = [seconds for of_repetition in cell.samples for seconds in of_repetition]
     first_s = [] if is_decode else [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]
     peaks_bytes = [each.peak_memory_bytes for each in repetitions if each.peak_memory_bytes is not None]
     decodes = repetitions if is_decode else ()
@@ -315,7 +313,7 @@ def evidence_of(judged: Judged, peak_bytes: int, unexplained_in_s: Mapping[str, 
     return view(
         CellEvidence,
         judged.verdict,
-        **columns_of(judged.key),
+        **judged.key.columns,
         signals=judged.verdict.evidence,
         conflicts=tuple(item.signal for item in judged.verdict.conflicts),
         split_half_widths_s=judged.terms.half_widths_s,

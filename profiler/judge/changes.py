@@ -1,8 +1,8 @@
 """Changes: computed or tried changes, and the time that each saves on a cell."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from profiler.counting.floor import step_floor
 from profiler.facts.change_ids import ChangeId
@@ -25,7 +25,6 @@ from profiler.quant.registry import tried_formats
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import duration, scaled
 
-_NOT_TRIED_CACHE = "only if attention reads it as stored; others measured slower steps"
 _FOUR_BITS = 4.5
 """Bits per weight of bitsandbytes' 4-bit weights, with a float32 scale per block of 64."""
 _SIXTEEN_BITS = 16.0
@@ -77,8 +76,9 @@ def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeI
     # What bytes promise of the other formats, next to that of four bits.
     four_bits_s = found.get((ChangeId.FORMAT, "nf4"), 0.0)
     for item in tried_formats() if four_bits_s else ():
-        promised = four_bits_s * (_SIXTEEN_BITS - item.bits) / (_SIXTEEN_BITS - _FOUR_BITS)
-        found.setdefault((ChangeId.FORMAT, item.name), promised)
+        found.setdefault(
+            (ChangeId.FORMAT, item.name), four_bits_s * (_SIXTEEN_BITS - item.bits) / (_SIXTEEN_BITS - _FOUR_BITS)
+        )
     return found
 
 
@@ -119,17 +119,22 @@ def not_tried(cell: Judged) -> list[ChangeEffect]:
     return sorted(worth, key=lambda item: -item.middle_s)
 
 
-def _tried(cell: Judged) -> list[ChangeEffect]:
-    found, latency_s = [], cell.terms.latency_s
+def _tried(cell: Judged) -> Iterator[ChangeEffect]:
+    latency_s = cell.terms.latency_s
     for item in cell.tried:
         if item.change is not None or item.ratio > 1:
             trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
-            because = f"the step then takes {duration(after_s)}{few}"
-            half_width_s = before_s * item.half_width_at(latency_s, cell.timed.half_width_s)
-            effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s, how=trial.line)
-            found.append(replace(effect, id=item.change, value=trial.what[1] if trial.what else ""))
-    return found
+            yield ChangeEffect(
+                trial.form,
+                before_s - after_s,
+                f"the step then takes {duration(after_s)}{few}",
+                "tried",
+                before_s * item.half_width_at(latency_s, cell.timed.half_width_s),
+                how=trial.line,
+                id=item.change,
+                value=trial.what[1] if trial.what else "",
+            )
 
 
 def _computed(
@@ -138,8 +143,21 @@ def _computed(
     """A computed change: a range from `at_least_s` on, or else at most `saves_s`; empty without a change."""
     if change is None:
         return []
-    effect = ChangeEffect(change.phrase, saves_s, because, "computed", half_width_s, at_least_s is None, at_least_s)
-    return [replace(effect, how=change.line, id=change.id, value=change.value, preparing_s=change.preparing_s)]
+    return [
+        ChangeEffect(
+            change.phrase,
+            saves_s,
+            because,
+            "computed",
+            half_width_s,
+            at_most=at_least_s is None,
+            at_least_s=at_least_s,
+            how=change.line,
+            id=change.id,
+            value=change.value,
+            preparing_s=change.preparing_s,
+        )
+    ]
 
 
 def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
@@ -182,8 +200,7 @@ def _four_bit_weights(cell: Judged, setting: Setting) -> list[ChangeEffect]:
         in_matmuls_s = max(0.0, lost_s - _lost_in(cell, "attention"))
         saves_s = packed * (terms.weights_s * (1 - _FOUR_BITS / bits) + streamed * in_matmuls_s)
         saves_s += terms.link_s  # smaller weights may all fit
-    change = format_change("nf4", setting.sixteen_bit_dtype, setting.here)
-    return _computed(change, saves_s - dense_s, because)
+    return _computed(format_change("nf4", setting.sixteen_bit_dtype, setting.here), saves_s - dense_s, because)
 
 
 def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
@@ -191,7 +208,9 @@ def _cache(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     copies_s, share = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0), max(0.0, 1 - 8 / setting.cache_bits)
     return [
         *_computed(static, copies_s, "it is not copied at every step"),
-        *_computed(narrow, cell.terms.kv_s * share, _NOT_TRIED_CACHE),
+        *_computed(
+            narrow, cell.terms.kv_s * share, "only if attention reads it as stored; others measured slower steps"
+        ),
     ]
 
 
@@ -212,7 +231,7 @@ def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
         return found + _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)
     if cell.key.phase == "decode":
         waits = cell.ceilings.overhead is not None and cell.ceilings.overhead.waits  # no CUDA graph can record that
-        return found if waits else found + _compiled(cell, compiled, half_width_s)
+        return found if waits else found + _compiled(cell, compiled, host_s, half_width_s)
     matmuls = (item for item in cell.timed.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
     # A fused kernel still reads and writes its operands between matmuls.
     moved_s = sum(float(item.activation_bytes) for item in matmuls) / cell.ceilings.memory_bytes_per_s
@@ -230,12 +249,11 @@ _MASKED_ATTENTION = 3.0
 and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an H100."""
 
 
-def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeEffect]:
+def _compiled(cell: Judged, change: Change, host_s: float, half_width_s: float) -> list[ChangeEffect]:
     """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
     terms, small_s = cell.terms, cell.small_kernels_s
     if small_s is None:
-        most_s = min(terms.overhead_s, max(0.0, terms.latency_s - terms.device_s))
-        return _computed(change, most_s, "all of the host's share", half_width_s)
+        return _computed(change, host_s, "all of the host's share", half_width_s)
     few, many = _LEFT_BY_FUSING
     copies_s = cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
     masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + terms.kv_s)
@@ -274,8 +292,9 @@ def _window(cell: Judged, _: Setting) -> list[ChangeEffect]:
     repeats = any(item.get(Cause.REPEATED_HEADS) for item in cores)
     repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf) if repeats else 0.0
     rolled_s = cell.redundant_s.get(Cause.ROLLED_WINDOWS, 0.0)
-    because = f"{duration(rolled_s)} to copy windows, {duration(repeated_s)} to repeat heads"
-    because += "; attention then sees all tokens"
+    because = (
+        f"{duration(rolled_s)} to copy windows, {duration(repeated_s)} to repeat heads; attention then sees all tokens"
+    )
     return _computed(UNWINDOWED, rolled_s + repeated_s, because)
 
 

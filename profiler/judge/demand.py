@@ -74,7 +74,7 @@ def breakdown_of(
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
         demands.append(demand)
-        outside, inside = _redundant_s(item, demand, ceilings)
+        outside, inside = _redundant_s(item, demand, ceilings.memory_bytes_per_s, facts.ceilings.copy_share)
         _add(outside_s, outside)
         _add(inside_s, inside)
     faults_s = faults * facts.ceilings.page_fault_s
@@ -174,8 +174,11 @@ def over_the_run(facts: Facts) -> Facts:
             share = min(1.0, flops / traced.flops_per_s / seconds)
             faster = {name: tuple(share * each for each in replayed[name].seconds) for name in matmuls}
             replays[key] = replayed | {name: replace(replayed[name], seconds=own_s) for name, own_s in faster.items()}
-    compute = {**facts.ceilings.compute, dtype: ceiling}
-    return replace(facts, ceilings=replace(facts.ceilings, compute=compute), replays=replays)
+    return replace(
+        facts,
+        ceilings=replace(facts.ceilings, compute={**facts.ceilings.compute, dtype: ceiling}),
+        replays=replays,
+    )
 
 
 def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, redundant_s: Mapping[Cause, float]) -> float:
@@ -195,8 +198,7 @@ def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
     """
     _, nbytes = total_work(facts.operators[key])
     passing_bytes = working_set_bytes(key.phase, facts.operators[key])
-    from_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(passing_bytes)
-    if from_memory_s <= RESIDENT_GAIN * latency_s:
+    if nbytes / facts.ceilings.memory_bytes_per_s_for(passing_bytes) <= RESIDENT_GAIN * latency_s:
         return facts
     return replace(facts, ceilings=facts.ceilings.out_of_the_cache(passing_bytes))
 
@@ -235,17 +237,16 @@ def _small_kernels(
 
 
 def _redundant_s(
-    item: OperatorWork, demand: Demand[float], ceilings: StepCeilings
+    item: OperatorWork, demand: Demand[float], memory_bytes_per_s: float, copy_share: float
 ) -> tuple[dict[Cause, float], dict[Cause, float]]:
     """Seconds of an operator's redundant work by cause: outside of its call, and inside of a replayed one."""
-    nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
-    memory, flops_per_s = ceilings.memory_bytes_per_s, demand.compute_flops_per_s
-    seconds = redundant_by_cause_s(nbytes, item.redundant_flops, flops_per_s, ceilings.copy_share * memory, memory)
+    seconds = redundant_by_cause_s(item, demand.compute_flops_per_s, memory_bytes_per_s, copy_share)
     seconds.pop(Cause.PADDING, None)  # a term of its own
     if demand.replayed_s is None:
         return seconds, {}
     inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
-    share = min(1.0, max(0.0, demand.replayed_s - demand.ceiling_s(memory)) / (sum(inside.values()) or 1.0))
+    beyond_s = max(0.0, demand.replayed_s - demand.ceiling_s(memory_bytes_per_s))
+    share = min(1.0, beyond_s / (sum(inside.values()) or 1.0))
     inside.pop(Cause.OPERANDS, None)  # a kernel reads its input and writes its output, however it is fused
     outside = {cause: value for cause, value in seconds.items() if cause in OUTSIDE}
     return outside, {cause: share * value for cause, value in inside.items()}
@@ -308,7 +309,6 @@ def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes(key.phase, facts.operators[key])),
         overhead=overhead,
         overlaps=facts.device.hides_overhead,
-        copy_share=ceilings.copy_share,
         memory_half_width=max(_LEAST_CEILING_WIDTH, ceilings.memory_ceiling.half_width),
         compute_half_width=max(_LEAST_CEILING_WIDTH, compute.half_width, spread),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
@@ -407,11 +407,16 @@ def counted_traffic(facts: Facts, key: CellKey) -> CountedTraffic | None:
     if facts.ceilings.cache_resident(least_bytes):
         return None
     counters = [repetition.decode_counters for repetition in counted if repetition.decode_counters]
-    names = ("sm", "tensor", "dram")
-    middle = HardwareCounters(*(statistics.median(getattr(each, name) for each in counters) for name in names))
+    middle = HardwareCounters(
+        *(statistics.median(getattr(each, name) for each in counters) for name in ("sm", "tensor", "dram"))
+    )
     steps_per_s = statistics.median(len(repetition.decode_s) / (repetition.loop_s or 1.0) for repetition in counted)
-    executed_bytes = float(sum(item.executed_bytes for item in operators))
-    return CountedTraffic(middle, middle.dram * peak, steps_per_s * least_bytes, steps_per_s * executed_bytes)
+    return CountedTraffic(
+        middle,
+        bytes_per_s=middle.dram * peak,
+        least_bytes_per_s=steps_per_s * least_bytes,
+        executed_bytes_per_s=steps_per_s * float(sum(item.executed_bytes for item in operators)),
+    )
 
 
 def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
@@ -422,9 +427,10 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
     """
     ceilings = facts.ceilings
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
-    for later in facts.remeasured_ceilings:
-        memory.append(_share(memory_ceiling(later.memory), memory_ceiling(ceilings.memory)))
-        compute += [_share(new, first) for _, new, first in _matmuls(ceilings, later)]
+    for again in facts.remeasured_ceilings:
+        for _, unit, first, later in _measured_twice(ceilings, again):
+            of_kind = memory if unit == "B/s" else compute
+            of_kind.append(_share(later, first))
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
@@ -443,18 +449,18 @@ def weight_read_share(ceilings: Ceilings) -> float:
     return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 
-def moved(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
+def moved(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> list[tuple[str, str, Ceiling, Ceiling]]:
     """(name, unit, first, later) of each ceiling that differs in a later measurement."""
-    pairs = [("memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(remeasured.memory))]
-    pairs += [(f"{dtype} matmuls", "FLOP/s", first, later) for dtype, later, first in _matmuls(ceilings, remeasured)]
-    for name, unit, first, later in pairs:
-        if _share(later, first) != 1.0:
-            yield name, unit, first, later
+    twice = _measured_twice(ceilings, remeasured)
+    return [(name, unit, first, later) for name, unit, first, later in twice if _share(later, first) != 1.0]
 
 
-def _matmuls(ceilings: Ceilings, remeasured: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
-    first = ceilings.compute
-    return [(dtype, later, first[dtype]) for dtype, later in remeasured.compute.items() if dtype in first]
+def _measured_twice(ceilings: Ceilings, again: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
+    """(name, unit, first, later) of the ceilings of memory and of matmuls."""
+    yield "memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(again.memory)
+    for dtype, later in again.compute.items():
+        if dtype in ceilings.compute:
+            yield f"{dtype} matmuls", "FLOP/s", ceilings.compute[dtype], later
 
 
 def _share(later: Ceiling, first: Ceiling) -> float:
@@ -466,7 +472,6 @@ def _share(later: Ceiling, first: Ceiling) -> float:
     if not (later.measured and first.measured):
         return 1.0
     clocks = later.clock_hz / first.clock_hz if later.clock_hz and first.clock_hz else 1.0
-    half_width = later.half_width + first.half_width
-    if any(agree(later.per_s / clock, first.per_s, half_width) for clock in (1.0, clocks)):
+    if any(agree(later.per_s / clock, first.per_s, later.half_width + first.half_width) for clock in (1.0, clocks)):
         return 1.0
     return later.per_s / clocks / first.per_s

@@ -61,15 +61,13 @@ def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
     best = {key: min((results[key] for results in by_key), key=lambda row: row.latency_s) for key in common}
     rows = []
     for run, own in zip(measured, by_key, strict=True):
-        behind = [own[key].latency_s / best[key].latency_s - 1 for key in common]
-        is_slower = [difference_of(best[key], own[key]).verdict == "slower" for key in common]
         memory = max(other.ceilings.memory_bytes_per_s for other in measured)
         compute = max(other.ceilings.compute_flops_per_s(run.dtype) for other in measured)
         rows.append(
             DeviceHealth(
                 run.device,
-                statistics.median(behind or [0.0]),
-                statistics.fmean(is_slower or [0.0]),
+                statistics.median([own[key].latency_s / best[key].latency_s - 1 for key in common] or [0.0]),
+                statistics.fmean([difference_of(best[key], own[key]).verdict == "slower" for key in common] or [0.0]),
                 0.0 if math.isinf(memory) else 1 - run.ceilings.memory_bytes_per_s / memory,
                 0.0 if math.isinf(compute) else 1 - run.ceilings.compute_flops_per_s(run.dtype) / compute,
             )

@@ -1,39 +1,38 @@
-"""Savings of an engine over the run's first engine, and the overhead of `generate` over the profiler's loop."""
+"""Savings of an engine over the run's first engine, the overhead of `generate` over the profiler's loop, and what
+unequal prompts cost."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import GenerateSteps
 from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import DEFAULT_ENGINE, CellKey
-from profiler.judge.breakdown import TERM_NAMES, TERMS
-from profiler.judge.cell_stages import Judged
+from profiler.grid.cells import DEFAULT_ENGINE, CellKey, KeyedRecord
+from profiler.grid.ragged import padding_share, waiting
+from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
+from profiler.judge.cell_stages import Judged, RaggedStep
 from profiler.judge.difference import longer_s
-from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.judge.savings import EngineDifference
 from profiler.stats import Estimate
 from profiler.units import signed_duration
 
-_Name = TypeVar("_Name", bound=str)
 # Terms below this share of the difference between two engines are not named.
 _LEAST_TERM_SHARE = 0.05
 
 
 def engine_differences(
     facts: Facts, steady: Mapping[CellKey, Estimate], judged: Mapping[CellKey, Judged]
-) -> list[EngineDifference]:
+) -> Iterator[EngineDifference]:
     """The saving of each further engine over the first in each cell, with its interval.
 
     `steady` are the times without the machine's drift, which changes engines alike that are timed in turn.
     """
     if facts.grid.ragged is not None:
-        return []  # without its mask a padded batch is another task, not another engine
+        return  # without its mask a padded batch is another task, not another engine
     first, *others = facts.grid.engines
-    rows = []
     for key in facts.grid.keys:
         base = key.on(first)
         if key.cell.engine not in others or not (key in steady and base in steady):
@@ -46,22 +45,19 @@ def engine_differences(
             causes = _gained(*(cell.redundant_s for cell in cells))
             if all(cell.terms.adds_up for cell in cells):
                 terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
-        rows.append(
-            EngineDifference(
-                **columns_of(key),
-                against=first,
-                saves_s=-longer.median_s,
-                low_s=-longer.high_s,
-                high_s=-longer.low_s,
-                terms=terms,
-                causes=causes,
-                repetitions=min(len(phase_samples(key.phase, facts.repetitions[each.cell])) for each in (base, key)),
-            )
+        yield EngineDifference(
+            **key.columns,
+            against=first,
+            saves_s=-longer.median_s,
+            low_s=-longer.high_s,
+            high_s=-longer.low_s,
+            terms=terms,
+            causes=causes,
+            repetitions=min(len(phase_samples(key.phase, facts.repetitions[each.cell])) for each in (base, key)),
         )
-    return rows
 
 
-def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
+def _gained(before: Mapping[Any, float], after: Mapping[Any, float]) -> dict[str, float]:
     gained_s = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
     return {name: seconds for name, seconds in gained_s.items() if seconds}
 
@@ -106,8 +102,7 @@ def generate_adds_s(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimat
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
 
 
-def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list[GenerateOverhead]:
-    rows = []
+def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> Iterator[GenerateOverhead]:
     for key in steady:
         added = generate_adds_s(facts, key, steady)
         if added is None:
@@ -116,21 +111,18 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
         own, streamer_s = key.on(DEFAULT_ENGINE), None
         if steps is not None:
             streamer_s = max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))
-        rows.append(
-            GenerateOverhead(
-                **columns_of(key),
-                transformers=steps.transformers if steps else "",
-                tax_s=added.median_s,
-                low_s=added.low_s,
-                high_s=added.high_s,
-                own_s=steady[own].median_s,
-                repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
-                parts_s=parts_of(steps, added.median_s) if steps else {},
-                reads_a_token=steps.reads_a_token if steps else None,
-                streamer_s=streamer_s,
-            )
+        yield GenerateOverhead(
+            **key.columns,
+            transformers=steps.transformers if steps else "",
+            tax_s=added.median_s,
+            low_s=added.low_s,
+            high_s=added.high_s,
+            own_s=steady[own].median_s,
+            repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
+            parts_s=parts_of(steps, added.median_s) if steps else {},
+            reads_a_token=steps.reads_a_token if steps else None,
+            streamer_s=streamer_s,
         )
-    return rows
 
 
 def parts_of(steps: GenerateSteps, added_s: float) -> dict[str, float]:
@@ -142,6 +134,36 @@ def parts_of(steps: GenerateSteps, added_s: float) -> dict[str, float]:
     # The forward includes the growth of the cache.
     parts["forward"] = generate_s["forward"] - own_s["forward"] - parts["cache"]
     return {**parts, "rest": added_s - sum(parts.values())}
+
+
+def ragged_step(
+    facts: Facts, key: CellKey, parts: TimeBreakdown, steady: Mapping[CellKey, Estimate]
+) -> RaggedStep | None:
+    """The costs of unequal prompt lengths in a measured step; None if all lengths are equal.
+
+    `steady` are the times without the machine's drift, which changes a step with a mask and one without alike.
+    """
+    batch = facts.grid.requests_of(key.cell)
+    if batch is None:
+        return None
+    plain_key = key.on(DEFAULT_ENGINE)
+    mask = longer_s(steady[plain_key], steady[key]) if plain_key in steady else None
+    waits = waiting(batch) if key.phase == "decode" else 0.0
+    operators = facts.operators[key]
+    return RaggedStep(
+        **key.columns,
+        prompt_lens=tuple(request.prompt_len for request in batch),
+        padding=padding_share(batch),
+        padding_s=parts.padding_s,
+        useful_flops=float(sum(item.flops for item in operators)),
+        executed_flops=float(sum(item.executed_flops for item in operators)),
+        waiting=waits,
+        waiting_s=waits * parts.latency_s,
+        mask_s=mask.median_s if mask else None,
+        mask_low_s=mask.low_s if mask else None,
+        mask_high_s=mask.high_s if mask else None,
+        repetitions=min(len(facts.repetitions.get(plain_key.cell, ())), len(facts.repetitions[key.cell])),
+    )
 
 
 _CHANGES = {"graph": ChangeId.GRAPH, "compile": ChangeId.COMPILED_STEP, "static": ChangeId.STATIC_CACHE}

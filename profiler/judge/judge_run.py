@@ -18,10 +18,15 @@ from profiler.judge.answer import Answer, answer_of
 from profiler.judge.cell_stages import Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
-from profiler.judge.engine_differences import GenerateOverhead, engine_differences, generate_adds_s, generate_overheads
+from profiler.judge.engine_differences import (
+    GenerateOverhead,
+    engine_differences,
+    generate_adds_s,
+    generate_overheads,
+    ragged_step,
+)
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
-from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_ceiling_range
 from profiler.judge.savings import EngineDifference, trial_results
 from profiler.judge.scaling import Axis, BoundSide, DoublingTest, doubling_tests, series_of, size_of
@@ -81,10 +86,6 @@ class Judgement:
     evidence: tuple[CellEvidence, ...]
     answer: Answer
 
-    @property
-    def ragged(self) -> tuple[RaggedStep, ...]:
-        return tuple(cell.ragged for cell in self.judged if cell.ragged)
-
 
 def judge_run(facts: Facts) -> Judgement:
     """Judge every cell of a run, and compare cells with each other."""
@@ -105,8 +106,11 @@ def break_down_run(timed: TimedRun) -> BrokenDownRun:
     facts = timed.facts
     if not facts.ceilings.judges:
         return BrokenDownRun(timed, {}, ())
-    drifted = drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
-    tests = doubling_tests(tuple(timed.cells.values()), facts.ceilings, drifted)
+    tests = doubling_tests(
+        tuple(timed.cells.values()),
+        facts.ceilings,
+        drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+    )
     sides = {test.series: test.sides for test in tests}  # of the largest size, that of doubling to it
     cells = {}
     for key in timed.steady:
@@ -118,7 +122,7 @@ def break_down_run(timed: TimedRun) -> BrokenDownRun:
 def advise_run(run: BrokenDownRun) -> Judgement:
     """The differences between engines, what would save time in each cell, and the answer in sentences."""
     facts, steady = run.timed.facts, run.timed.steady
-    differences, busy = engine_differences(facts, steady, run.cells), busy_sentences(facts)
+    differences, busy = tuple(engine_differences(facts, steady, run.cells)), busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
     # The overhead of `generate` is reported apart.
     others = [item for item in differences if item.engine not in facts.generate_engines]
@@ -134,7 +138,7 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
     return Judgement(
         cells=tuple(run.rows.values()),
-        differences=tuple(differences),
+        differences=differences,
         scaling=run.tests,
         generate=tuple(generate_overheads(facts, steady)),
         judged=tuple(judged),
@@ -219,14 +223,17 @@ def _with_clock(facts: Facts, cell: Timed, clock_share: float) -> Timed:
     Many GPUs always run at their power cap, and their ceilings were measured with it. So a power cap counts only if the
     clock differs from that of the ceilings.
     """
-    noise = noise_report(
-        cell.samples,
-        cell.time,
-        foreign_cores=foreign_cores(cell.repetitions),
-        throttled=[name for name in cell.slowed if name != POWER_CAP or clock_share < THROTTLED],
-        machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+    return replace(
+        cell,
+        clock_share=clock_share,
+        noise=noise_report(
+            cell.samples,
+            cell.time,
+            foreign_cores=foreign_cores(cell.repetitions),
+            throttled=[name for name in cell.slowed if name != POWER_CAP or clock_share < THROTTLED],
+            machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+        ),
     )
-    return replace(cell, clock_share=clock_share, noise=noise)
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
@@ -283,8 +290,7 @@ def _measurement(
         offloaded=bool(facts.model.offloaded_bytes),
         cache_resident=facts.ceilings.cache_resident(demand.working_set_bytes(key.phase, cell.operators)),
         graph_step_s=_graph_step_s(facts, key, terms.latency_s),
-        batch_side=sides.get("batch", ""),
-        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+        sides=sides,
         traffic=demand.counted_traffic(facts, key),
     )
     return measurement, redundant_s

@@ -138,8 +138,10 @@ def _shared_swing(
 
 
 def _divided(repetition: Repetition, prefill: float, decode: float) -> Repetition:
-    paces = dict.fromkeys(("prefill_s", "more_prefill_s", "ttft_s", "more_ttft_s"), prefill)
-    paces |= dict.fromkeys(("decode_s", "loop_s", "issue_s"), decode)
+    paces = {
+        **dict.fromkeys(("prefill_s", "more_prefill_s", "ttft_s", "more_ttft_s"), prefill),
+        **dict.fromkeys(("decode_s", "loop_s", "issue_s"), decode),
+    }
     divided: dict[str, Any] = {}
     for name, pace in paces.items():
         value = getattr(repetition, name)

@@ -2,21 +2,18 @@
 
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import CellKey
+from profiler.grid.cells import CellKey, KeyedRecord
 from profiler.judge.demand import overhead_at, step_demand
-from profiler.judge.keyed import KeyedRecord, columns_of
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
 _DISTURBED_CPU = 1.5
 """The same limit on a CPU, whose speed may drift by a tenth or two."""
-
-_UNHOOKED = ("other", "embedding")
-"""Groups of operators without a hooked module."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class GroupTime(KeyedRecord):
     """The whole step with hooks."""
 
 
-def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
+def group_times(facts: Facts, hooked: HookedStep) -> Iterator[GroupTime]:
     """Seconds, FLOPs and bytes of each group of a hooked step, the longest first.
 
     Times include the overhead of the hooks, which is the difference between `step_s` and the cell's own time.
@@ -41,22 +38,18 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
     key, memory = hooked.key, facts.ceilings.memory_bytes_per_s
     times = {group: statistics.median(seconds) for group, seconds in hooked.groups.items()}
     step_s = sum(times.values())
-    rows = []
     for group, seconds in sorted(times.items(), key=lambda item: -item[1]):
         operators = [item for item in facts.operators[key] if item.group == group]
-        rows.append(
-            GroupTime(
-                **columns_of(key),
-                group=group,
-                time_s=seconds,
-                share=seconds / step_s,
-                flops=float(sum(item.flops for item in operators)),
-                bytes=float(sum(item.model_bytes for item in operators)),
-                ceiling_s=sum(step_demand(facts, item, None).ceiling_s(memory) for item in operators),
-                step_s=step_s,
-            )
+        yield GroupTime(
+            **key.columns,
+            group=group,
+            time_s=seconds,
+            share=seconds / step_s,
+            flops=float(sum(item.flops for item in operators)),
+            bytes=float(sum(item.model_bytes for item in operators)),
+            ceiling_s=sum(step_demand(facts, item, None).ceiling_s(memory) for item in operators),
+            step_s=step_s,
         )
-    return rows
 
 
 def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str, float]:
@@ -68,14 +61,14 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     """
     if key not in facts.hooked:
         return {}
-    times = group_times(facts, facts.hooked[key])
+    times = list(group_times(facts, facts.hooked[key]))
     disturbed = _DISTURBED_GPU if facts.device.hides_overhead else _DISTURBED_CPU
     if times[0].step_s > disturbed * plain_s:
         return {}
     replays, memory = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
     explained, calls = defaultdict[str, float](float), Counter[str]()
     for item in facts.operators[key]:
-        group = BETWEEN_MODULES if item.group in _UNHOOKED else item.group
+        group = BETWEEN_MODULES if item.group in ("other", "embedding") else item.group  # those have no hooked module
         own_s = step_demand(facts, item, replays.get(item.operator)).alone_s(memory)
         if item.operator not in replays:
             own_s += float(item.activation_bytes + sum(item.redundant_bytes.values())) / memory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -137,10 +137,8 @@ class Measurement:
     cache_resident: bool = False
     graph_step_s: float | None = None
     """Seconds of the step replayed as a CUDA graph, without the host."""
-    batch_side: str = ""
-    """The ceiling that doubling the batch indicates: `memory`, `compute`, or another text for neither."""
-    depth_side: str = ""
-    """The ceiling that doubling the prompt (prefill) or the context (decode) indicates."""
+    sides: Mapping[Any, str] = field(default_factory=dict)
+    """By axis, the ceiling that doubling its size indicates: `memory`, `compute`, or another text for neither."""
     traffic: CountedTraffic | None = None
 
 
@@ -215,10 +213,6 @@ class _Shares:
         self.engine: Any = s.engine_s / s.latency_s
 
 
-def _has_device_time(_: Measurement, shares: _Shares) -> bool:
-    return bool(shares.overhead < 1)
-
-
 @dataclass(frozen=True)
 class Limit:
     """A share of a step from which a cell has a regime: it decides the label, and gives the evidence."""
@@ -234,8 +228,8 @@ class Limit:
     """In the glossary, after its label and a colon."""
     text: str = ""
     """What the threshold says, if it is not the name of the regime."""
-    is_known: Callable[[Measurement, _Shares], bool] = _has_device_time
-    """Whether a cell has this signal."""
+    is_known: Callable[[Measurement, _Shares], bool] = lambda _, shares: bool(shares.overhead < 1)
+    """Whether a cell has this signal; unless said otherwise, if its device has time of its own."""
     binds: Callable[[Measurement, _Shares], Any] | None = None
     """Whether it votes; None if it does from the threshold on."""
 
@@ -245,8 +239,13 @@ class Limit:
 
     def evidence(self, m: Measurement, shares: _Shares) -> Evidence:
         votes = self.binds(m, shares) if self.binds else self.reached(shares)
-        threshold = f">= {self.least} {self.text or self.label.removesuffix('-bound')}"
-        return Evidence(self.signal, self.share(shares), threshold, self.label if votes else "", 2.0)
+        return Evidence(
+            self.signal,
+            self.share(shares),
+            f">= {self.least} {self.text or self.label.removesuffix('-bound')}",
+            self.label if votes else "",
+            2.0,
+        )
 
 
 _DEVICE_TIME = "share of the device's time that"
@@ -287,7 +286,7 @@ LIMITS: dict[Bound, Limit] = {
             "replayed in isolation, the kernels stay far below every ceiling at these shapes; other kernels or formats"
             " help.",
             "kernels",
-            lambda m, shares: _has_device_time(m, shares) and m.terms.replayed_share >= KERNEL_COVERAGE,
+            lambda m, shares: bool(shares.overhead < 1) and m.terms.replayed_share >= KERNEL_COVERAGE,
             lambda m, shares: _kernels_bind(m.terms, shares),
         ),
         Limit(
@@ -405,51 +404,58 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     flops, nbytes = total_work(m.cell.operators)
     over_ridge = flops / nbytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
-    threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
-    intensity = Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)
+    intensity = Evidence(
+        "intensity / measured ridge",
+        over_ridge,
+        f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory",
+        vote,
+        1.0,
+    )
     limits = (limit for limit in (*LIMITS.values(), _ENGINE) if limit.is_known(m, shares))
     return (intensity, *(limit.evidence(m, shares) for limit in limits), *_optional_evidence(m, shares))
 
 
-def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
+def _optional_evidence(m: Measurement, shares: _Shares) -> Iterator[Evidence]:
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
-    items = []
     if m.ceilings.issue_s is not None and m.ceilings.overlaps:
         share = m.ceilings.issue_s / m.terms.latency_s
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
-        items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
+        yield Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0)
     if m.ceilings.overlaps and m.ceilings.overhead_s:
         share = m.ceilings.overhead_s / m.terms.latency_s
-        items.append(Evidence("all overhead, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0))
+        yield Evidence("all overhead, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0)
     if (graph := _graph_share(m, m.terms)) is not None:
         saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
-        items.append(
-            Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
-        )
-    for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
+        yield Evidence("share of the step that a CUDA graph saves", saved, f">= {GRAPH_SAVES} overhead", vote, 2.0)
+    for axis, side in m.sides.items():
         if side in _SIDES:
+            what = "batch" if axis == "batch" else "prompt or context"
             # Overhead does not grow with the size either, so a flat time indicates bytes only if overhead is small.
             vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
-            items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
+            yield Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0)
     active = m.cell.activity
     if active.sm is not None:
         # One warp on one SM counts as active, so only a low share is evidence.
         vote = "overhead-bound" if active.sm < SM_IDLE else ""
-        items.append(Evidence("time with any SM active (NVML)", active.sm, f"< {SM_IDLE} overhead", vote, 1.0))
+        yield Evidence("time with any SM active (NVML)", active.sm, f"< {SM_IDLE} overhead", vote, 1.0)
     if active.memory is not None:
-        items.append(Evidence("time with memory active (NVML)", active.memory, "no share of bandwidth", "", 0.0))
+        yield Evidence("time with memory active (NVML)", active.memory, "no share of bandwidth", "", 0.0)
     if m.traffic is not None:
         counters, within = m.traffic.counters, f"{1 - TRAFFIC_TOLERANCE:.2f} to {1 + TRAFFIC_TOLERANCE:.2f} agree"
-        over_executed = m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s
-        items += [
-            Evidence("memory traffic by the GPU's counters / executed bytes", over_executed, within, "", 0.0),
+        yield from (
+            Evidence(
+                "memory traffic by the GPU's counters / executed bytes",
+                m.traffic.bytes_per_s / m.traffic.executed_bytes_per_s,
+                within,
+                "",
+                0.0,
+            ),
             Evidence("memory bandwidth in use by the GPU's counters", counters.dram, "share of the datasheet", "", 0.0),
             Evidence("SMs busy by the GPU's counters", counters.sm, "share of all SMs", "", 0.0),
             Evidence("tensor cores busy by the GPU's counters", counters.tensor, "share of the time", "", 0.0),
-        ]
-    return items
+        )
 
 
 def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:

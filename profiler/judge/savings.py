@@ -1,16 +1,14 @@
 """What changes do to a cell's time: tried ones, other engines, and what is computed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial
+from profiler.grid.cells import KeyedRecord
 from profiler.judge.difference import difference, is_claim
-from profiler.judge.keyed import KeyedRecord
 from profiler.stats import Estimate, undisturbed
 from profiler.units import duration
 
@@ -37,9 +35,6 @@ class EngineDifference(KeyedRecord):
         return is_claim(self.low_s, self.high_s, self.repetitions)
 
 
-Basis = Literal["tried", "measured", "computed"]
-
-
 @dataclass(frozen=True, slots=True)
 class ChangeEffect:
     """A change, and the time that it saves on one cell."""
@@ -50,7 +45,7 @@ class ChangeEffect:
     """Seconds per step that it saves; negative if it costs time."""
     because: str
     """The reason, with its figures."""
-    basis: Basis = "computed"
+    basis: Literal["tried", "measured", "computed"] = "computed"
     """Tried on this device at this shape, measured in this run, or computed from the cell's time breakdown."""
     half_width_s: float = 0.0
     """Half width of the interval of `saves_s`."""
@@ -86,7 +81,7 @@ class ChangeEffect:
         """Whether the sign of the saving is certain."""
         return abs(self.saves_s) > self.half_width_s and (self.at_least_s is None or self.at_least_s > 0)
 
-    def limited_to(self, most_s: float) -> ChangeEffect:
+    def limited_to(self, most_s: float) -> Self:
         """The change where no change saves more than `most_s` seconds."""
         least_s = None if self.at_least_s is None else min(self.at_least_s, most_s)
         return replace(self, saves_s=min(self.saves_s, most_s), at_least_s=least_s)

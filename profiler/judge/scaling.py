@@ -15,7 +15,6 @@ from profiler.facts.operators import Amount, OperatorWork
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cell_stages import Timed
 from profiler.judge.difference import difference
-from profiler.judge.keyed import columns_of
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import percent
 
@@ -124,11 +123,12 @@ def scaling(
     sentences = _knee_sentences(test, oom_at, drifted)
     sentences.append(f"Most tokens/s: {axis} {test.best} (largest measured: {test.largest}).")
     # Sizes that may have more, given the machine's drift between the repetitions of both.
-    rivals = []
-    for cell in ordered:
-        most_per_s = cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift))
-        if cell is not best and most_per_s > (1 + _AS_GOOD) * best.tokens_per_s:
-            rivals.append(str(size(cell)))
+    rivals = [
+        str(size(cell))
+        for cell in ordered
+        if cell is not best
+        and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
+    ]
     if rivals:
         also = f"{axis} {', '.join(rivals)}"
         sentences.append(f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {also}.")
@@ -201,8 +201,9 @@ def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64])
 def _doubling(smaller: Timed, larger: Timed, axis: Axis, drift: float) -> Doubling:
     small, large = size_of(smaller.key, axis), size_of(larger.key, axis)
     step = math.log(large / small)
-    mutual = math.log1p(_mutual_drift(smaller, larger, drift))
-    longer = difference(smaller.steady, larger.steady, None, machine_half_width=mutual)
+    longer = difference(
+        smaller.steady, larger.steady, None, machine_half_width=math.log1p(_mutual_drift(smaller, larger, drift))
+    )
     low, high = longer.log_low / step, longer.log_high / step
 
     def slope(amount: Callable[[OperatorWork], Amount]) -> float:
@@ -269,7 +270,7 @@ def size_of(key: CellKey, axis: Axis) -> int:
 
 
 def series_of(key: CellKey) -> Iterator[Series]:
-    columns = columns_of(key) | {"filled": "by a prompt" if key.cell.prompt_len else "directly"}
+    columns = key.columns | {"filled": "by a prompt" if key.cell.prompt_len else "directly"}
     for axis, fixed in _FIXED.items():
         if _PHASE_OF.get(axis, key.phase) == key.phase:
             yield axis, tuple(columns[name] for name in fixed)

@@ -71,10 +71,10 @@ def _weight_read(ceilings: Ceilings) -> Iterator[str]:
     share = weight_read_share(ceilings)
     if ceilings.weights is not None and share != 1.0:
         per_s = ceilings.weights.ceiling.per_s
-        change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
         yield (
-            f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
-            f" ({scaled(per_s / share, 'B/s')}): every cell is judged with both rates."
+            f"the model's own weights are read at {scaled(per_s, 'B/s')}, {percent(abs(share - 1))}"
+            f" {'slower' if share < 1 else 'faster'} than a stream of their size ({scaled(per_s / share, 'B/s')}):"
+            " every cell is judged with both rates."
         )
 
 
@@ -101,10 +101,9 @@ def _raised(facts: Facts) -> Iterator[str]:
 
 def _flagged(judged: Sequence[Judged]) -> Iterator[str]:
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
-        cells = several(len(unsteady), "cell would get", "cells would get")
         yield (
-            f"{cells} another label under the lowest or the highest ceiling of this run (first: {unsteady[0].key.name},"
-            f" {unsteady[0].verdict.evidence[-1].signal})."
+            f"{several(len(unsteady), 'cell would get', 'cells would get')} another label under the lowest or the"
+            f" highest ceiling of this run (first: {unsteady[0].key.name}, {unsteady[0].verdict.evidence[-1].signal})."
         )
     if above := [cell for cell in judged if Flag.ABOVE_CEILING in cell.verdict.flags]:
         yield (
@@ -169,14 +168,15 @@ def _gaps(gaps: Mapping[Cell, Gap], repetitions: Mapping[Cell, Sequence[Repetiti
 
 
 def _two_clocks(repetitions: Mapping[Cell, Sequence[Repetition]]) -> Iterator[str]:
-    ratios_by_cell = {}
-    for cell, of_cell in repetitions.items():
-        ratios = [repetition.loop_s / sum(repetition.decode_s) for repetition in of_cell if repetition.loop_s]
-        if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
-            ratios_by_cell[cell] = statistics.median(ratios)
-    if ratios_by_cell:
-        cell, ratio = max(ratios_by_cell.items(), key=lambda item: abs(item[1] - 1))
+    ratios = {
+        cell: statistics.median(each.loop_s / sum(each.decode_s) for each in of_cell if each.loop_s)
+        for cell, of_cell in repetitions.items()
+        if any(each.loop_s for each in of_cell)
+    }
+    apart = {cell: ratio for cell, ratio in ratios.items() if abs(ratio - 1) > _CLOCKS_AGREE}
+    if apart:
+        cell, ratio = max(apart.items(), key=lambda item: abs(item[1] - 1))
         yield (
-            f"in {len(ratios_by_cell)} cells the host's clock and the sum of the steps differ by more than"
+            f"in {len(apart)} cells the host's clock and the sum of the steps differ by more than"
             f" {percent(_CLOCKS_AGREE)} (most: {percent(ratio - 1)} at batch {cell.name})."
         )

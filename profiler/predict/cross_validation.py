@@ -1,7 +1,7 @@
 """A fit to a run's measured cells: its cross-validated error, and its intervals."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,7 +68,7 @@ class HeldOut:
 
 
 def held_out(
-    measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Sequence[Array]
+    measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Iterable[Array]
 ) -> HeldOut:
     """Forecast each group of cells, given as indices, from `refit` to all cells outside the group."""
     parts = [(np.zeros(0), np.zeros(0))]
@@ -89,22 +89,14 @@ def one_at_a_time(measured: MeasuredCells) -> list[Array]:
     return [cells[fold::folds] for fold in range(folds)]
 
 
-def outermost_cells(measured: MeasuredCells) -> list[Array]:
+def outermost_cells(measured: MeasuredCells) -> Iterator[Array]:
     """Groups of each phase's largest batch and of its longest prompt or context, to test extrapolation."""
-    steps, groups = measured.demanded.steps, []
+    steps = measured.demanded.steps
     for _, chosen in steps.by_phase:
         for sizes in (steps.batch, np.where(steps.prefill, steps.query, steps.context)):
             largest = chosen & (sizes == sizes[chosen].max())
             if largest.sum() < chosen.sum():
-                groups.append(np.flatnonzero(largest))
-    return groups
-
-
-_ASSUMED = (
-    "kernels keep the share of their ceiling that they had at the nearest batch measured",
-    "attention keeps the share of its ceiling that it had at the nearest length measured",
-)
-"""What a forecast of a batch, and of a length, beyond the measured ones assumes."""
+                yield np.flatnonzero(largest)
 
 
 @dataclass(frozen=True)
@@ -182,11 +174,6 @@ class TrainedModel:
             octaves[chosen] = np.abs(np.log2(sizes / np.clip(sizes, known.min(axis=0), known.max(axis=0))))
         return octaves
 
-    def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
-        """The assumptions of each forecast that goes beyond the measured cells, as sentences; empty for the others."""
-        beyond = self.beyond(forecast.demanded.steps)
-        return [tuple(text for text, octaves in zip(_ASSUMED, each, strict=True) if octaves) for each in beyond]
-
 
 def _sizes(steps: StepArrays) -> Array:
     """(phase, batch, length) of each step: [n, 3]."""
@@ -241,12 +228,13 @@ def train(measured: MeasuredCells, device: DeviceRates, drift: float = 0.0) -> T
     return TrainedModel(fitted, measured, within, outside, math.hypot(drift, _LATER))
 
 
-CountSteps = Callable[[Sequence[CellKey]], OperatorArrays]
-"""Counts what every operator of the run's model must do in some steps."""
+def train_on(
+    facts: Facts, results: Sequence[CellResult], count: Callable[[Sequence[CellKey]], OperatorArrays], engine: str
+) -> TrainedModel | None:
+    """Fit the measured cells of one engine, those of `results` that are ok; None where there are none.
 
-
-def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> TrainedModel | None:
-    """Fit the measured cells of one engine, those of `results` that are ok; None where there are none."""
+    `count` counts what every operator of the run's model must do in some steps.
+    """
     by_key = {result.key: result for result in results if result.status == "ok" and result.engine == engine}
     if not by_key:
         return None
@@ -256,15 +244,15 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
             overhead[key.phase][key.cell.batch_size] = found
     facts = over_the_run(facts)
     fetch_s = facts.ceilings.fetch_s(facts.model.offloaded_bytes)
-    device = DeviceRates(facts.ceilings, overhead, facts.device.hides_overhead, facts.device.room_bytes, fetch_s)
+    device = DeviceRates(facts.ceilings, overhead, facts.device.hides_overhead, fetch_s)
     keys, cells = [key for key in facts.grid.keys if key in by_key], set(facts.grid.keys)
     between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
     rows = [by_key[key] for key in keys]
     measured = MeasuredCells(
-        _replayed(facts, keys, count(keys)),
-        np.array([row.latency_s for row in rows]),
-        np.array([(row.latency_high_s - row.latency_low_s) / 2 for row in rows]),
-        _replayed(facts, between, count(between)) if between else None,
+        **vars(_replayed(facts, keys, count(keys))),
+        latency_s=np.array([row.latency_s for row in rows]),
+        half_width_s=np.array([(row.latency_high_s - row.latency_low_s) / 2 for row in rows]),
+        between=_replayed(facts, between, count(between)) if between else None,
     )
     return train(measured, device, drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"))
 

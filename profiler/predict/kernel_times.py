@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler.counting.floor import floor_s
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.operators import OUTSIDE, REST, Cause
+from profiler.facts.operators import OUTSIDE, REST
 from profiler.facts.overhead import Overhead
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import HostTime, redundant_by_cause_s
@@ -33,19 +33,14 @@ class ReplayedSteps(Columnar):
 
 
 @dataclass(frozen=True)
-class MeasuredCells(Columnar):
+class MeasuredCells(ReplayedSteps):
     """Measured cells, with the replays at their shapes; arrays are [m]."""
 
-    replayed: ReplayedSteps
     latency_s: Array
     half_width_s: Array
     """Half width of the 95 % interval."""
     between: ReplayedSteps | None = None
     """Replays of linears at numbers of rows between those of the cells."""
-
-    @property
-    def demanded(self) -> OperatorArrays:
-        return self.replayed.demanded
 
     def at(self, chosen: Array) -> MeasuredCells:
         """The cells that `chosen` (bool or int [n]) picks; the replays between them stay."""
@@ -65,23 +60,23 @@ class Kernels:
     """
 
     def __init__(self, measured: MeasuredCells, device: DeviceRates) -> None:
-        replayed, steps = measured.replayed, measured.demanded.steps
-        parts = [each for each in (replayed, measured.between) if each]
+        steps = measured.demanded.steps
+        parts = [each for each in (measured, measured.between) if each is not None]
         self.lines, self.conversions = (_lines(parts, device, converting=converting) for converting in (False, True))
         self.surfaces: dict[str, tuple[Surface, float]] = {}
         for column in measured.demanded.columns:
-            if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
-                seconds = replayed.seconds[column.operator][replayed_at]
-                ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
+            if column.is_attention and (replayed_at := _replayed_steps(measured.seconds, column)) is not None:
+                seconds = measured.seconds[column.operator][replayed_at]
+                ceiling_s = _instance_ceiling_s(column, measured.demanded, device)[replayed_at]
                 least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
                 fitted = Surface(steps.at(replayed_at).octaves, np.log(seconds / (ceiling_s + least_s)), noise)
                 self.surfaces[column.operator] = fitted, least_s
         self.small: Line | None = None
-        rest = replayed.seconds.get(REST, np.zeros(len(steps)))
+        rest = measured.seconds.get(REST, np.zeros(len(steps)))
         if (replayed_at := rest > 0).any():
             self.least_small_s = float(rest[replayed_at].min())
             unpaid = (
-                unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
+                unpaid_from_memory_s(column, device, column.operator in measured.seconds)
                 for column in measured.demanded.columns
             )
             ceilings_s = np.maximum(sum(unpaid, np.zeros(len(steps))), self.least_small_s)
@@ -155,8 +150,6 @@ class DeviceRates:
     overhead: Mapping[Phase, Mapping[int, Overhead]]
     """Overhead of a step by phase and batch size; empty if it was not measured."""
     overlaps: bool
-    room_bytes: int
-    """The bytes that a model may take of its memory."""
     fetch_s: float = 0.0
 
     def launched(self, steps: StepArrays) -> HostTime[Floats]:
@@ -175,20 +168,14 @@ def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: 
     """Seconds [n] of one operator's traffic that its replay does not include, at the memory's bandwidth."""
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
     own_s = 0.0 if replayed else column.model_bytes / bandwidth
-    copies = device.ceilings.copy_share * bandwidth
-    return np.asarray(own_s + unpaid_s(column, math.inf, copies, bandwidth, replayed))
+    return np.asarray(own_s + unpaid_s(column, math.inf, bandwidth, device.ceilings.copy_share, replayed))
 
 
-def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between: Array, replayed: bool) -> Array:
-    """Seconds [n] of an operator's redundant work that its replay does not include.
-
-    Data passes between kernels at `between` bytes/s. A cache is copied at `copies` bytes/s from where the previous step
-    wrote it.
-    """
-    nbytes = {Cause.OPERANDS: column.activation_bytes, **column.redundant_bytes}
-    by_cause_s = redundant_by_cause_s(nbytes, column.redundant_flops, flops_per_s, copies, between)
+def unpaid_s(column: OperatorColumn, flops_per_s: float, bandwidth: Array, copy_share: float, replayed: bool) -> Array:
+    """Seconds [n] of an operator's redundant work that its replay does not include; see `redundant_by_cause_s`."""
+    by_cause_s = redundant_by_cause_s(column, flops_per_s, bandwidth, copy_share)
     unpaid = (seconds for cause, seconds in by_cause_s.items() if not replayed or cause in OUTSIDE)
-    return np.asarray(sum(unpaid, np.zeros(len(between))))
+    return np.asarray(sum(unpaid, np.zeros(len(bandwidth))))
 
 
 _LENGTH = 3.0
@@ -233,8 +220,7 @@ class Surface:
 
 def _correlation(left: Array, right: Array) -> Array:
     """exp(-d^2 / 2) [n, m], with distances d in length scales."""
-    distance = sum((left[:, axis, None] - right[None, :, axis]) ** 2 for axis in range(left.shape[1]))
-    return np.asarray(np.exp(-0.5 * np.asarray(distance) / _LENGTH**2))
+    return np.asarray(np.exp(-0.5 * ((left[:, None] - right) ** 2).sum(axis=2) / _LENGTH**2))
 
 
 class Line:

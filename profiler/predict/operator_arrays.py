@@ -1,7 +1,5 @@
 """The work of every operator over many steps, as arrays of FLOPs and bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
@@ -57,7 +55,7 @@ class StepArrays(Columnar):
     """int64[n]: as many, if one copy of them serves all sequences; 0 if each has its own, as in transformers."""
 
     @classmethod
-    def of(cls, keys: Sequence[CellKey], *, prefix: int = 0, is_shared: bool = False) -> StepArrays:
+    def of(cls, keys: Sequence[CellKey], *, prefix: int = 0, is_shared: bool = False) -> Self:
         """The steps of these keys, in their order. All of their prompts have a cached prefix, or none has one."""
         prefixes = np.full(len(keys), prefix)
         return cls(
@@ -150,10 +148,9 @@ Paths = Mapping[Phase, ExecutionPath]
 
 def operator_arrays(work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int) -> OperatorArrays:
     """The work of every operator of a model in each of `steps`, and the peak memory of each step."""
-    count = len(steps)
     parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in steps.by_phase]
     names = {op: name for op, name in work.names.items() if not isinstance(op, Collective)}
-    columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
+    columns = tuple(_column(operator, name, parts, len(steps)) for operator, name in names.items())
     return OperatorArrays(steps, columns, need_of_cells(work, steps, paths["prefill"], weight_bytes))
 
 

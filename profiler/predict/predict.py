@@ -1,7 +1,5 @@
 """Forecast the time breakdown of cells that were not measured, from measured ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +23,17 @@ Terms = StepTerms[Floats]
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """Forecasts of many steps; arrays are [n]."""
+
+    demanded: OperatorArrays
+    terms: Terms
+    latency_s: Array
+    sigma: Array
+    """Standard deviation of log(latency)."""
+
+
+@dataclass(frozen=True)
 class FittedModel:
     """A model on a device, fitted to measured cells."""
 
@@ -37,7 +46,6 @@ class FittedModel:
         """The time breakdown of any steps, measured or not."""
         steps, device = demanded.steps, self.device
         bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-        copies = device.ceilings.copy_share * bandwidth
         demands: list[Demand[Floats]] = []
         outside_s, unreplayed_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))
         for column in demanded.columns:
@@ -46,14 +54,13 @@ class FittedModel:
             replayed = demand.replayed_s is not None
             if not replayed:
                 unreplayed_s += demand.ceiling_s(bandwidth)
-            outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, bandwidth, replayed)
+            outside_s += unpaid_s(column, demand.compute_flops_per_s, bandwidth, device.ceilings.copy_share, replayed)
             from_memory_s += unpaid_from_memory_s(column, device, replayed)
         any_replayed = any(demand.replayed_s is not None for demand in demands)
         beyond_s = self.kernels.small_s(steps, unreplayed_s + outside_s, from_memory_s) - unreplayed_s - outside_s
         zeros = np.zeros(len(steps))
         demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s)))
-        sources = [(column.source, column.operator) for column in demanded.columns]
-        layers = sum(source.count for source, name in sources if is_layer(source.group, name))
+        layers = sum(each.source.count for each in demanded.columns if is_layer(each.source.group, each.operator))
         host = device.launched(steps)
         return step_terms(
             demands,
@@ -91,20 +98,8 @@ class FittedModel:
         log_ratio, sigma = np.zeros(len(demanded.steps)), np.full(len(demanded.steps), 0.2)
         for phase, chosen in demanded.steps.by_phase:
             if phase in self.residuals:
-                residual = self.residuals[phase].value(demanded.steps.at(chosen).octaves)
-                log_ratio[chosen], sigma[chosen] = residual
+                log_ratio[chosen], sigma[chosen] = self.residuals[phase].value(demanded.steps.at(chosen).octaves)
         return Forecast(demanded, terms, terms.total_s * np.exp(log_ratio), sigma)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Forecasts of many steps; arrays are [n]."""
-
-    demanded: OperatorArrays
-    terms: Terms
-    latency_s: Array
-    sigma: Array
-    """Standard deviation of log(latency)."""
 
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
@@ -113,12 +108,15 @@ def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
 
 def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
     """The model with the residuals of these measured cells instead of its own."""
-    terms_s = model.terms(measured.demanded).total_s
-    residuals: dict[Phase, Surface] = {}
-    for phase, chosen in measured.demanded.steps.by_phase:
-        values = np.log(measured.latency_s[chosen] / terms_s[chosen])
-        noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
-        residuals[phase] = Surface(measured.demanded.steps.at(chosen).octaves, values, noise)
+    steps, terms_s = measured.demanded.steps, model.terms(measured.demanded).total_s
+    residuals = {
+        phase: Surface(
+            steps.at(chosen).octaves,
+            values=np.log(measured.latency_s[chosen] / terms_s[chosen]),
+            own_noise=measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen],
+        )
+        for phase, chosen in steps.by_phase
+    }
     return replace(model, residuals=residuals)
 
 
@@ -140,8 +138,11 @@ def change_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, floa
         if not tried:
             return None
         keys, measured, half_widths = zip(*tried, strict=True)
-        noise = np.array(half_widths) / np.array(measured) / NORMAL_95
-        fitted = Surface(StepArrays.of(keys).octaves, np.log(np.array(measured)), noise)
+        fitted = Surface(
+            StepArrays.of(keys).octaves,
+            values=np.log(np.array(measured)),
+            own_noise=np.array(half_widths) / np.array(measured) / NORMAL_95,
+        )
         log_ratio, sigma = fitted.value(steps.at(chosen).octaves)
         factor[chosen], half_width[chosen] = np.exp(log_ratio), NORMAL_95 * sigma
     return factor, half_width

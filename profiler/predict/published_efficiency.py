@@ -1,7 +1,5 @@
 """Ranges of step times on any GPU, from the efficiency that published results attained by engine and format."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,38 +21,6 @@ from profiler.facts.step import ExecutionPath
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.operator_arrays import Array, Columnar, OperatorArrays, StepArrays, need_of_cells, operator_arrays
 from profiler.quant.registry import FORMATS, published_as
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The efficiency of an engine with a format, on any GPU."""
-
-    memory: float
-    """Share of the datasheet's bandwidth, while it streams weights and cache."""
-    compute: float
-    """Share of the datasheet's dense peak, in matmuls."""
-    layer_s: float = 0.0
-    """Seconds of CPU overhead per layer, a lower bound on any GPU; 0 for graphs and C++."""
-    layer_cycles: float = 0.0
-    """GPU clock cycles per layer without streaming, in which kernels start, drain and wait for each other."""
-
-    def compute_bound(self, work: CardSteps) -> Array:
-        """bool[n]: whether the arithmetic of the linears takes longer than streaming their weights."""
-        return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
-
-    def device_s(self, work: CardSteps) -> Array:
-        """Seconds [n] of the device for each step."""
-        bytes_per_s = self.memory * work.bandwidth
-        linears_s = floor_s(work.flops, work.weight_bytes, self.compute * work.peak, bytes_per_s)
-        return np.asarray(linears_s + work.other_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock)
-
-    def host_s(self, work: CardSteps) -> Array:
-        """Seconds [n] of the host to launch each step."""
-        return np.asarray(self.layer_s * work.host_index * work.layers)
-
-    def step_s(self, work: CardSteps) -> Array:
-        """Seconds [n] of each step: the larger of the device's and the host's."""
-        return np.asarray(np.maximum(self.device_s(work), self.host_s(work)))
 
 
 @dataclass(frozen=True)
@@ -104,6 +70,38 @@ class Range:
     high_s: Array
     is_host: Array
     """bool[n]: whether the typical time is the host's overhead."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The efficiency of an engine with a format, on any GPU."""
+
+    memory: float
+    """Share of the datasheet's bandwidth, while it streams weights and cache."""
+    compute: float
+    """Share of the datasheet's dense peak, in matmuls."""
+    layer_s: float = 0.0
+    """Seconds of CPU overhead per layer, a lower bound on any GPU; 0 for graphs and C++."""
+    layer_cycles: float = 0.0
+    """GPU clock cycles per layer without streaming, in which kernels start, drain and wait for each other."""
+
+    def compute_bound(self, work: CardSteps) -> Array:
+        """bool[n]: whether the arithmetic of the linears takes longer than streaming their weights."""
+        return np.asarray(work.flops / (self.compute * work.peak) > work.weight_bytes / (self.memory * work.bandwidth))
+
+    def device_s(self, work: CardSteps) -> Array:
+        """Seconds [n] of the device for each step."""
+        bytes_per_s = self.memory * work.bandwidth
+        linears_s = floor_s(work.flops, work.weight_bytes, self.compute * work.peak, bytes_per_s)
+        return np.asarray(linears_s + work.other_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock)
+
+    def host_s(self, work: CardSteps) -> Array:
+        """Seconds [n] of the host to launch each step."""
+        return np.asarray(self.layer_s * work.host_index * work.layers)
+
+    def step_s(self, work: CardSteps) -> Array:
+        """Seconds [n] of each step: the larger of the device's and the host's."""
+        return np.asarray(np.maximum(self.device_s(work), self.host_s(work)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +209,13 @@ def compiled_step_s(
         return None
     names = ("flops", "weight_bytes", "kv_bytes")
     flops, *nbytes = (np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names)
-    layers = max((item.count for item in operators if item.group == "attention"), default=1)
-    work = WorkAt(flops, nbytes[0], nbytes[1], uncertain_bytes=np.zeros(1))
-    steps = card_steps(sheet, work, np.array([batch]), peak=peak_of(sheet, quant, dtype), layers=layers)
+    steps = card_steps(
+        sheet,
+        WorkAt(flops, nbytes[0], nbytes[1], uncertain_bytes=np.zeros(1)),
+        np.array([batch]),
+        peak=peak_of(sheet, quant, dtype),
+        layers=max((item.count for item in operators if item.group == "attention"), default=1),
+    )
     found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
     return float(found.low_s[0]), float(found.high_s[0]), figures
 
@@ -240,10 +242,8 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
     return WorkAt(flops, weight_bytes, other_bytes, uncertain_bytes)
 
 
-# The lowest CUDA compute capability of a kind of engine: that of vLLM (0.14, docs/getting_started/installation/gpu).
-_OF_ENGINE: dict[EngineKind, float] = {"compiled": 7.0}
-# And of weights that are published packed: vLLM's Mxfp4Config, and its documentation of FP8 and AWQ; transformers'
-# quantizer_mxfp4 and quantizer_finegrained_fp8, which make the weights dense below it.
+# The lowest CUDA compute capability for weights that are published packed: vLLM's Mxfp4Config, and its documentation of
+# FP8 and AWQ; transformers' quantizer_mxfp4 and quantizer_finegrained_fp8, which make the weights dense below it.
 _OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
     ("compiled", "mxfp4"): 8.0,
     ("compiled", "fp8"): 7.5,
@@ -253,19 +253,16 @@ _OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
 }
 
 
-_VENDORS = frozenset({"NVIDIA", "AMD"})
-"""The makers of the GPUs of published figures."""
-
-
 def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: str | None) -> str:
     """Why an engine has no kernels on a GPU for a format of `--quant` or for weights `published` packed; else empty."""
     of_format = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
-    if sheet.vendor not in _VENDORS:
+    if sheet.vendor not in ("NVIDIA", "AMD"):
         return f"has no range, since no published figure is of a GPU of {sheet.vendor}"
     if sheet.vendor != "NVIDIA":
         return f"has neither published figures nor a known torchao kernel of {format_}" if of_format else ""
     needs = {
-        ENGINE_WORDS[engine]: _OF_ENGINE.get(engine, 0.0),
+        # That of vLLM (0.14, docs/getting_started/installation/gpu).
+        ENGINE_WORDS[engine]: 7.0 if engine == "compiled" else 0.0,
         format_: of_format,
         published or "": _OF_PUBLISHED.get((engine, published or ""), 0.0),
     }
@@ -328,8 +325,13 @@ def steps_by_datasheet(
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
-    work = executed(needed, engine, sheet.l2_bytes or math.inf)
-    on_gpu = card_steps(sheet, work, steps.batch, peak=peak, layers=counted.work.layers)
+    on_gpu = card_steps(
+        sheet,
+        executed(needed, engine, sheet.l2_bytes or math.inf),
+        steps.batch,
+        peak=peak,
+        layers=counted.work.layers,
+    )
     count = len(steps)
     copied = (column.redundant_bytes.get(Cause.DEQUANTISATION, 0.0) for column in needed.columns)
     copied_bytes = np.asarray(sum(copied, np.zeros(count))).tolist()

@@ -14,6 +14,11 @@ from profiler.predict.predict import Forecast, predicted_regimes
 from profiler.stats import NORMAL_90, NORMAL_95
 
 BETWEEN_CELLS = "between measured cells"
+_ASSUMED = (
+    "kernels keep the share of their ceiling that they had at the nearest batch measured",
+    "attention keeps the share of its ceiling that it had at the nearest length measured",
+)
+"""What a forecast of a batch, and of a length, beyond the measured ones assumes."""
 # The middle half and the middle 90 % of a normal distribution, in half widths of its middle 95 %.
 _HALF, _NINE_TENTHS = 0.674 / NORMAL_95, NORMAL_90 / NORMAL_95
 
@@ -52,14 +57,9 @@ class ForecastCell:
     """Tokens after each prompt or filled cache; a decode is the middle step of them."""
 
     @property
-    def depth(self) -> int:
-        """Tokens of the prompt, or of a cache that no prompt filled, before the first new one."""
-        return self.prompt_len or self.context_len - self.new_tokens // 2
-
-    @property
     def name(self) -> str:
-        """Such as `decode 1 x 64`."""
-        return f"{self.phase} {self.batch_size} x {self.depth}"
+        """Such as `decode 1 x 64`, with the tokens of the prompt, or of a filled cache before the first new one."""
+        return f"{self.phase} {self.batch_size} x {self.prompt_len or self.context_len - self.new_tokens // 2}"
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,18 @@ def cross_validated_error(held: HeldOut, repeat_width: float, how: str) -> Forec
     return ForecastError(median, p90, len(held.errors), how)
 
 
-def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array) -> tuple[ForecastCell, ...]:
-    """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a change."""
+def cells_of(
+    trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array, room_bytes: int
+) -> tuple[ForecastCell, ...]:
+    """Forecast cells on a device with `room_bytes` for a model.
+
+    `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a change.
+    """
     latency_s, spread = forecast.latency_s * factor, np.exp(half_width)
-    basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
-    room_bytes = trained.fitted.device.room_bytes
+    basis = [
+        "; ".join(text for text, octaves in zip(_ASSUMED, beyond, strict=True) if octaves) or BETWEEN_CELLS
+        for beyond in trained.beyond(forecast.demanded.steps)
+    ]
     return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, room_bytes)
 
 
@@ -117,8 +124,9 @@ def forecast_cells(
     """Forecast cells from arrays [n]: latencies, ends of intervals, the basis of each; and a device's free bytes."""
     steps, need = forecast.demanded.steps, forecast.demanded.need
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
-    names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]
-    terms = {name: getattr(forecast.terms, name) for name in names}
+    terms = {
+        item.name: getattr(forecast.terms, item.name) for item in fields(forecast.terms) if item.name != "padding_s"
+    }
     prompts = np.where(steps.prompt_len > 0, steps.prompt_len + steps.prefix, 0)
     sizes = np.stack([steps.batch, prompts, steps.context, steps.new_tokens]).T.tolist()
     times = np.stack([latency_s, *bounds_s, steps.tokens / latency_s]).T.tolist()

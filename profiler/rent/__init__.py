@@ -1,7 +1,5 @@
 """`rent`: which GPU to rent for a model, and what a million tokens cost there."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from profiler.rent.options import RentOptions

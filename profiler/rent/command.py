@@ -5,7 +5,7 @@ sequences gives n x N tokens in TTFT + (N - 1) x TPOT, where N are the new token
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -92,8 +92,7 @@ def rent(request: RentOptions) -> RentDocument:
         raise RequestError(f"{request.model} has {no_basis(request.quant, request.kind)}")
     counted = counted_model(resolve(request.model), quant=request.quant, rented=True)
     check_positions(counted.max_positions, request.prompt + request.new, "a shorter --prompt or fewer --new")
-    grid = Grid((request.prompt,), tuple(range(1, MOST_BATCH + 1)), request.new)
-    steps = StepArrays.of(grid.keys)
+    steps = StepArrays.of(Grid((request.prompt,), tuple(range(1, MOST_BATCH + 1)), request.new).keys)
     offers = [_offer(price, counted, request, steps) for price in request.own_prices or newest_prices().values()]
     if not any(offer.fits for offer in offers):
         largest = sorted(offers, key=lambda offer: -gpu_called(offer.gpu).room_bytes)[:_MOST_REASONS]
@@ -109,7 +108,7 @@ def rent(request: RentOptions) -> RentDocument:
         max_ttft_s=max_ttft_s,
         max_tpot_s=max_tpot_s,
         gpus=sorted(offers, key=_rank),
-        notes=_notes(counted, request, max(offer.batch for offer in offers)),
+        notes=list(_notes(counted, request, max(offer.batch for offer in offers))),
     )
 
 
@@ -134,8 +133,11 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
     # Largest batches are those of `count`: they run in whatever pieces free memory is.
     largest = int(np.sum(found.needed.need.safe_bytes[steps.prefill] <= sheet.room_bytes))
     if not largest:
-        why = f"needs {scaled(float(one.safe_bytes), 'B')}, has {scaled(sheet.room_bytes, 'B')} free"
-        return Offer(**vars(price), fits=False, why=why)
+        return Offer(
+            **vars(price),
+            fits=False,
+            why=f"needs {scaled(float(one.safe_bytes), 'B')}, has {scaled(sheet.room_bytes, 'B')} free",
+        )
     ends = [
         (end_s[steps.prefill][:largest], end_s[~steps.prefill][:largest])
         for end_s in (found.times.low_s, found.times.typical_s, found.times.high_s)
@@ -158,25 +160,24 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
     )
 
 
-def _notes(counted: CountedModel, request: RentOptions, largest: int) -> list[str]:
+def _notes(counted: CountedModel, request: RentOptions, largest: int) -> Iterator[str]:
     """What the ranges rest on, and their caveats, as sentences."""
     form, own = form_of(counted, request.quant), counted.work.params
-    notes = list(coverage_sentences(request.kind, form))
+    yield from coverage_sentences(request.kind, form)
     covered = [point for point in published() if (point.kind, point.form) == (request.kind, form)]
     if largest > (most := max(point.batch for point in covered)):
-        notes.append(f"Published up to batch {most}, beyond which the efficiency is assumed to be the same.")
+        yield f"Published up to batch {most}, beyond which the efficiency is assumed to be the same."
     if largest == MOST_BATCH:
-        notes.append(f"No batch above {MOST_BATCH:,} is computed.")
+        yield f"No batch above {MOST_BATCH:,} is computed."
     alike = MIXTURE if form == MIXTURE else "dense"
     sizes = [point.weights for point in published() if (point.kind, point.form) == (request.kind, alike)]
     if not min(sizes) / _NEAR <= own <= max(sizes) * _NEAR:
-        notes.append(
+        yield (
             f"No figure of a model of its size is published for this engine: those have {short_count(min(sizes))} to"
             f" {short_count(max(sizes))} weights, this one {short_count(own)}. The ranges may not hold."
         )
     if counted.published and all(point.format != counted.published for point in covered):
-        notes.append(
+        yield (
             f"{counted.published}: the weights as published; the ranges have no figure of it, and assume the efficiency"
             " of 16 bits."
         )
-    return notes

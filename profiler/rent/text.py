@@ -9,7 +9,6 @@ from profiler.report.blocks import FULL_SCREEN, Lines, Section, Sentences, text_
 from profiler.units import duration, significant
 
 _ENGINES = {"compiled": "compiled engines (vLLM, TensorRT-LLM)", "eager": "plain transformers (eager)"}
-_TABLE = "Each price is the newest on demand in roofscope's table, of one day the lowest. Prices age: give today's with"
 _MARKS: dict[Meets, str] = {"yes": "", "cannot tell": "? ", "no": "! "}
 
 
@@ -23,7 +22,10 @@ def rent_sentences(rented: RentDocument) -> list[str]:
         f" {rented.prompt_len} tokens each, and {rented.new_tokens} new tokens follow;"
         f" {' and '.join(limits) or 'no limits'}.",
         _comparison(rented.gpus),
-        "The prices are yours." if own else f"{_TABLE} --price '{rented.gpus[0].gpu}=USD_PER_HOUR'.",
+        "The prices are yours."
+        if own
+        else "Each price is the newest on demand in roofscope's table, of one day the lowest. Prices age: give today's"
+        f" with --price '{rented.gpus[0].gpu}=USD_PER_HOUR'.",
         *rented.notes,
     ]
 
@@ -106,11 +108,15 @@ def rent_sections(rented: RentDocument) -> list[Section]:
                     _origin(offer),
                 )
             )
-    headings = ("GPU", "batch", "TTFT, s", "ms/tok", "tok/s", "USD/M tok", "USD/h", "price from")
     legend = "Ranges contain nine in ten measurements. ? may miss a limit, ! misses one, even with one sequence."
     blocks = [
         Sentences(sentences[:3], plain_from=2),
-        text_table(headings, rows, wrapped=("GPU", "price from"), ranked=True),
+        text_table(
+            ("GPU", "batch", "TTFT, s", "ms/tok", "tok/s", "USD/M tok", "USD/h", "price from"),
+            rows,
+            wrapped=("GPU", "price from"),
+            ranked=True,
+        ),
         Lines([legend, *(f"No row, {why}: {', '.join(names)}." for why, names in unfit.items())], "dim"),
         Lines(sentences[3:], "dim"),
     ]

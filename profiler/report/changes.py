@@ -7,10 +7,10 @@ from collections.abc import Iterator, Set
 from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
 from profiler.facts.measurements import Drafting
 from profiler.judge.answer import budget_for
+from profiler.judge.cell_stages import RaggedStep
 from profiler.judge.cells import CellEvidence
 from profiler.judge.difference import is_claim
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
-from profiler.judge.padding import RaggedStep
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, TextTable, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells, spanning

@@ -13,7 +13,6 @@ from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
 from profiler.judge.demand import over_the_run
 from profiler.judge.judge_run import Judgement, judge_run
-from profiler.judge.keyed import columns_of
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.predict.published_efficiency import compiled_step_s
@@ -60,15 +59,15 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         evidence=judgement.evidence,
         scaling=judgement.scaling,
         breakdown=tuple(item for hooked in hooked_steps for item in group_times(facts, hooked)),
-        activity=tuple(view(ActivityRecord, item, **columns_of(key)) for key, item in gathered.activity.items()),
+        activity=tuple(view(ActivityRecord, item, **key.columns) for key, item in gathered.activity.items()),
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
         format_linears=gathered.latest(FormatLinears),
         generate=judgement.generate,
-        ragged=judgement.ragged,
+        ragged=tuple(cell.ragged for cell in judgement.judged if cell.ragged),
         experts_touched=tuple(
-            view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
+            view(ExpertsRecord, item, **item.key.columns) for item in gathered.latest_by(ExpertsTouched, "key")
         ),
         answer=(*judgement.answer.sentences, *_of_other_engines(facts, judgement)),
         advised=judgement.answer.advised,

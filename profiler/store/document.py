@@ -12,15 +12,14 @@ from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import Cell, Phase
+from profiler.grid.cells import Cell, KeyedRecord, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
+from profiler.judge.cell_stages import RaggedStep
 from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import GenerateOverhead
-from profiler.judge.keyed import KeyedRecord
 from profiler.judge.module_times import GroupTime
-from profiler.judge.padding import RaggedStep
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import DoublingTest
 from profiler.units import each_text, visible

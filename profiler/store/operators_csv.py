@@ -12,7 +12,6 @@ from profiler.errors import RunError
 from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
-from profiler.judge.keyed import columns_of
 from profiler.store.document import content_now, name_now
 from profiler.units import each_text, visible
 
@@ -52,7 +51,7 @@ def table_rows(facts: Facts) -> Iterator[dict[str, object]]:
     compute_flops_per_s = cache(facts.ceilings.compute_flops_per_s)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
-        cell_columns = columns_of(key)
+        cell_columns = key.columns
         for item in operators:
             replay = replays.get(item.operator)
             yield {

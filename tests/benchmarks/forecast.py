@@ -167,7 +167,7 @@ def as_run(measured: MeasuredCells, chosen: Array) -> MeasuredCells:
         for prefill, batch, prompt_len, context, new_tokens in zip(*(of.tolist() for of in columns), strict=True)
     ]
     rows = [key.tokens for key in keys_between(keys)]
-    between = measured.replayed.at(np.flatnonzero(np.isin(steps.tokens, rows)))
+    between = measured.at(np.flatnonzero(np.isin(steps.tokens, rows)))
     linears = {column.operator for column in measured.demanded.columns if isinstance(column.source, Linear)}
     seconds = {name: values for name, values in between.seconds.items() if name in linears}
     return replace(kept, between=replace(between, seconds=seconds))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from profiler.comparison.side import CellTime, MachineState, MatchKey, Side
+from profiler.comparison.side import CellTime, MatchKey, Side
 from profiler.facts.ceilings import Ceiling, DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
@@ -24,12 +24,15 @@ def timed(median_s: float, half_width: float = 0.005, repetitions: int = 4, **te
     return CellTime(Estimate(median_s, low_s, high_s, repetitions), repetitions, split, repetition_s=1.0)
 
 
-def drift_probe(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
-    """A machine whose drift probe and ceilings take `memory` and `compute` times as long as usual."""
-    drift_readings = tuple(
-        DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0)
-    )
-    return MachineState({"memory": ceiling(100e9 / memory), "compute": ceiling(1e12 / compute)}, at, drift_readings)
+def drift_probe(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> dict[str, Any]:
+    """Fields of a side on a machine whose drift probe and ceilings take `memory` and `compute` times as long."""
+    return {
+        "ceilings": {"memory": ceiling(100e9 / memory), "compute": ceiling(1e12 / compute)},
+        "ceilings_at_unix_s": at,
+        "drift_readings": [
+            DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0)
+        ],
+    }
 
 
 def ceiling(per_s: float) -> Ceiling:
@@ -40,5 +43,5 @@ def ceiling(per_s: float) -> Ceiling:
 
 def side(cells: dict[MatchKey, CellTime], **changes: Any) -> Side:
     settings = {**SETTINGS, **changes.pop("settings", {})}
-    made = Side("side", "2026-01-01", "roofscope", settings, cells, drift_probe=drift_probe())
+    made = Side("side", "2026-01-01", "roofscope", settings, cells, **drift_probe())
     return replace(made, **changes)

@@ -86,9 +86,7 @@ def test_a_claim_needs_a_clear_interval_two_repetitions_and_a_quiet_machine(
 
 def test_the_machine_is_divided_out() -> None:
     """If memory and cores of a CPU are both 4 % slower, a step that took 4 % longer did not change."""
-    after = side(
-        {key_of(): timed(0.0104, weights_s=0.00624, overhead_s=0.00312)}, drift_probe=drift_probe(1.04, 1.04, at=1.0)
-    )
+    after = side({key_of(): timed(0.0104, weights_s=0.00624, overhead_s=0.00312)}, **drift_probe(1.04, 1.04, at=1.0))
     comparison = compare_sides(before(), after)
     [change] = comparison.changes
     assert all(shift.claimed for shift in comparison.shifts)
@@ -100,8 +98,8 @@ def test_the_machine_is_divided_out() -> None:
 def test_a_drift_probe_that_wavers_or_contradicts_the_ceilings_divides_nothing() -> None:
     wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), drift_probe(1.04, 1.04, at=1.0)
     own: dict[Resource, Ceiling] = {"memory": ceiling(104e9), "compute": ceiling(1.04e12)}
-    for doubtful in (wavering, replace(risen, ceilings=own)):
-        after = side({key_of(): timed(0.0104)}, drift_probe=doubtful)
+    for doubtful in (wavering, {**risen, "ceilings": own}):
+        after = side({key_of(): timed(0.0104)}, **doubtful)
         assert compare_sides(before(), after).changes[0].machine == 0
 
 
@@ -113,7 +111,7 @@ def test_a_setting_that_halves_the_ceilings_is_no_drift(setting: str, spread: fl
     halved = side(
         {key_of(phase="prefill"): timed(0.019, compute_s=0.018)},
         settings={setting: "1"},
-        drift_probe=drift_probe(1.0, 2.0, spread=spread, at=1.0),
+        **drift_probe(1.0, 2.0, spread=spread, at=1.0),
     )
     comparison = compare_sides(first, halved)
     assert comparison.shifts[1].claimed == (spread < 0.5)
@@ -129,7 +127,7 @@ def test_a_ceiling_that_was_measured_otherwise_moves_no_term() -> None:
     first = side({key_of(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
     after = side(
         {key_of(): timed(0.0107, weights_s=0.005, kernel_s=0.002, overhead_s=0.0007)},
-        drift_probe=replace(drift_probe(at=1.0), ceilings={"memory": ceiling(120e9), "compute": ceiling(1e12)}),
+        **{**drift_probe(at=1.0), "ceilings": {"memory": ceiling(120e9), "compute": ceiling(1e12)}},
     )
     [change] = compare_sides(first, after).changes
     assert change.moved == "overhead_s"

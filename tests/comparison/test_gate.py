@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from sides import key_of, side, timed
 
+from profiler.comparison.command import gate_document, thresholds
 from profiler.comparison.command import gated as gated_files
-from profiler.comparison.command import thresholds
 from profiler.comparison.compare import compare_sides
-from profiler.comparison.documents import gate_document
 from profiler.comparison.gate import Gate, gate
 from profiler.comparison.gate_formats import budget_words, gate_github, gate_junit, gate_line, gate_rows
 from profiler.errors import RequestError

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
-from profiler.comparison.documents import ComparisonDocument, GateDocument
+from profiler.comparison.command import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
 from profiler.counting.count import CountDocument
 from profiler.facts.ceilings import Ceilings

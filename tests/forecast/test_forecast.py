@@ -21,7 +21,7 @@ from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
 from profiler.predict.cross_validation import TrainedModel, held_out, train, train_on
-from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
+from profiler.predict.kernel_times import DeviceRates, MeasuredCells
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
 from profiler.predict.result import BETWEEN_CELLS
@@ -109,7 +109,7 @@ def planted(known: RunFacts, overlaps: bool = False) -> tuple[MeasuredCells, Dev
         for column in demanded.columns
         if isinstance(column.source, Linear | AttentionCore)
     }
-    bare = replace(known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}))
+    bare = replace(known.trained.measured, seconds=replayed, conversion_s={})
 
     def truth(some: Any) -> Any:
         return 1.07 * fit(bare, device).terms(some).total_s

@@ -132,11 +132,11 @@ def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     assert one.regime == other.regime
 
 
-def hosted_case(issue_s: float | None = None, depth_side: str = "") -> Verdict:
+def hosted_case(issue_s: float | None = None, **sides: str) -> Verdict:
     """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
     step = measured(10e-3, 1e9, 6e9, StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True), 680e12)
     ceilings = replace(step.ceilings, issue_s=issue_s)
-    return judge_cell(replace(step, ceilings=ceilings, depth_side=depth_side))
+    return judge_cell(replace(step, ceilings=ceilings, sides=sides))
 
 
 def test_an_idle_host_contradicts_overhead() -> None:
@@ -146,7 +146,7 @@ def test_an_idle_host_contradicts_overhead() -> None:
 
 
 def test_time_that_grows_with_the_prompt_as_flops_do_is_a_signal() -> None:
-    found = hosted_case(depth_side="compute")
+    found = hosted_case(prompt="compute")
     votes = [item.vote for item in found.evidence if item.signal == "doubling the prompt or context"]
     assert votes == ["compute-bound"]
     assert any("prompt" in item.signal for item in found.conflicts)  # it is bound by its host
@@ -159,9 +159,9 @@ RANK = {"low": 0, "medium": 1, "high": 2}
 def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float, side: str, graph: bool) -> None:
     """A flat doubling and a graph that saves nothing agree with a memory-bound step."""
     bare = measured(1e-2, 1e9, share * 1e10, StepCeilings(1e12, Overhead(1e-4, 0.0), overlaps=True))
-    more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
+    more = replace(bare, sides={"batch": side}, graph_step_s=0.99e-2 if graph else None)
     assert RANK[judge_cell(more).confidence] >= RANK[judge_cell(bare).confidence]
-    against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")
+    against = replace(bare, graph_step_s=0.2e-2, sides={"batch": "compute"})
     assert RANK[judge_cell(against).confidence] <= RANK[judge_cell(bare).confidence]
 
 

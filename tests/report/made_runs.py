@@ -9,7 +9,6 @@ from profiler.facts.ceilings import Ceiling
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellEvidence, CellResult
-from profiler.judge.keyed import columns_of
 from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +46,7 @@ def result(of: CellKey, latency_s: float = 1.0, **columns: Any) -> CellResult:
         "flops_per_s": 1000 / latency_s, "bytes_per_s": 500 / latency_s, "attained": 0.5, "regime": "memory-bound",
         "confidence": "high", "noise": "quiet", **terms, "weights_s": latency_s, "unexplained_s": 0.0, **columns,
     }  # fmt: skip
-    return CellResult(**{**columns_of(of), "status": "ok", **figures})
+    return CellResult(**{**of.columns, "status": "ok", **figures})
 
 
 def evidence(of: CellKey, **columns: Any) -> CellEvidence:
@@ -55,7 +54,7 @@ def evidence(of: CellKey, **columns: Any) -> CellEvidence:
         "regime": "memory-bound", "confidence": "high", "flags": (), "signals": (), "conflicts": (),
         "split_half_widths_s": {}, "noise_reasons": (), "predicted_peak_memory_bytes": 10**9, **columns,
     }  # fmt: skip
-    return CellEvidence(**columns_of(of), **figures)
+    return CellEvidence(**of.columns, **figures)
 
 
 class Page(HTMLParser):

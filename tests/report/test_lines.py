@@ -11,7 +11,6 @@ from profiler.facts.measurements import FormatLinears, LinearsTime
 from profiler.facts.repetitions import Repetition
 from profiler.judge.cell_stages import Timed
 from profiler.judge.cells import row_of
-from profiler.judge.keyed import columns_of
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.cells import batch_lines
@@ -39,7 +38,7 @@ def run() -> Run:
 
 
 def difference(saves_s: float, low_s: float, high_s: float, repetitions: int = 2) -> EngineDifference:
-    columns = columns_of(key("decode", 2, engine="static"))
+    columns = key("decode", 2, engine="static").columns
     return EngineDifference(
         **columns, against="eager", saves_s=saves_s, low_s=low_s, high_s=high_s, repetitions=repetitions
     )

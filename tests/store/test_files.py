@@ -30,8 +30,8 @@ from raw_samples import read_records
 
 from profiler import effort
 from profiler.cli import app as cli
+from profiler.comparison.command import comparison_document
 from profiler.comparison.compare import compare_sides
-from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
 from profiler.device.machine import Machine
 from profiler.errors import RequestError, RunError
