@@ -116,14 +116,6 @@ def text_table(
     return TextTable(columns, rows, caption, frozenset(groups), ranked, media=media)
 
 
-@dataclass(frozen=True)
-class Tooltip:
-    """Tooltip and CSS class of an element of a picture."""
-
-    title: str
-    css_class: str
-    reachable: bool = False
-    """Whether the element is in the tab order."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +125,8 @@ class Picture(Block):
     name: str
     alt: str
     runs: tuple[Run, ...]
-    tooltips: Mapping[str, Tooltip] | None = None
-    """By the id of an element."""
+    tooltips: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Tooltips and CSS classes by the id of an element."""
     media: frozenset[Medium] = field(default=HTML, kw_only=True)
 
 
@@ -165,21 +157,10 @@ class BreakdownChart(Block):
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A figure in large type."""
-
-    figure: str
-    name: str
-    """What the figure is."""
-    where: str
-    """The cell that has it."""
-
-
-@dataclass(frozen=True)
 class Tiles(Block):
-    """The figures at the top of a page."""
+    """The figures at the top of a page: each in large type, what it is, and the cell that has it."""
 
-    tiles: Sequence[Tile]
+    tiles: Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)

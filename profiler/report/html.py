@@ -123,15 +123,15 @@ def inline_svg(block: Picture, width_in: float) -> Markup:
     plt.close(figure)
     svg = _LEFT_OUT.sub("", file.getvalue())
     svg = _PAINT.sub(lambda paint: _COLOR.sub(lambda hue: _VARIABLES.get(hue[0], hue[0]), paint[0]), svg)
-    tooltips = block.tooltips if width_in == _WIDE_IN else None
+    tooltips = block.tooltips if width_in == _WIDE_IN else {}
 
     def group(opened: re.Match[str]) -> str:
         """Return the opening tag of a group with its tooltip; ids that nothing names are left out."""
-        tooltip = (tooltips or {}).get(opened[1])
-        if tooltip is None:
+        if opened[1] not in tooltips:
             return opened[0] if f"#{opened[1]}" in svg else "<g>"
-        tab = ' tabindex="0"' if tooltip.reachable else ""
-        return f'<g class="{tooltip.css_class}"{tab}><title>{escape(tooltip.title)}</title>'
+        words, css_class = tooltips[opened[1]]
+        tab = ' tabindex="0"' if opened[1].startswith("cell-") else ""
+        return f'<g class="{css_class}"{tab}><title>{escape(words)}</title>'
 
     [(root, view, width)] = re.findall(r'(<svg [^>]*viewBox="(\S+ \S+ (\d+)[^"]*)"[^>]*>)', svg)
     drawn = re.sub(r'<g id="([^"]*)">', group, svg[svg.index(root) + len(root) :])
