@@ -9,6 +9,7 @@ from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Long
 from profiler.data.links import link_called
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_in_order
+from profiler.json_document import dumped
 from profiler.options import argument, option
 from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
@@ -36,13 +37,10 @@ def compare(given: Compared, output: LongOutput) -> None:
 
     Reports each change with its confidence interval, and the part of the time that changed.
     """
-    from profiler.comparison.command import compared
-    from profiler.comparison.documents import comparison_document
-    from profiler.comparison.text import changes_section
-    from profiler.json_document import dumped
+    from profiler.comparison import command, documents, text
 
-    comparison = compared(*given.paths, anyway=given.anyway, tp=parse_in_order(given.tp, "--tp"))
-    output.answer(lambda: dumped(comparison_document(comparison)), lambda: [changes_section(comparison)])
+    comparison = command.compared(*given.paths, anyway=given.anyway, tp=parse_in_order(given.tp, "--tp"))
+    output.answer(lambda: dumped(documents.comparison_document(comparison)), lambda: [text.changes_section(comparison)])
 
 
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
@@ -67,16 +65,14 @@ def gate(
 
     Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
     """
-    from profiler.comparison.command import gated
-    from profiler.comparison.documents import gate_document
+    from profiler.comparison import command, documents
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
-    from profiler.json_document import dumped
 
-    verdict = gated(base, new, max_slowdown)
+    verdict = command.gated(base, new, max_slowdown)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:
-        output.answer(lambda: dumped(gate_document(verdict)), lambda: [gate_section(verdict)])
+        output.answer(lambda: dumped(documents.gate_document(verdict)), lambda: [gate_section(verdict)])
     raise typer.Exit(_GATE_EXITS[verdict.outcome])
 
 
@@ -110,7 +106,6 @@ def place(given: Placed, output: LongOutput) -> None:
 
     Prints the floor of each result, the share of the ceiling that it attains, and doubts about it.
     """
-    from profiler.json_document import dumped
     from profiler.place import command
     from profiler.place.place import placed_section
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from profiler.cli.measure import run_json
 from profiler.cli.options import LongOutput, asks
 from profiler.cli.removed import removed
 from profiler.errors import RequestError
@@ -147,7 +149,6 @@ def judge(*, folder: Path = argument("A run folder.", "RUN"), output: LongOutput
     Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
     `report` writes the pages.
     """
-    from profiler.cli.measure import run_json
     from profiler.report.sections import run_sections
     from profiler.run.judge_folder import judge_folder
 
@@ -201,13 +202,10 @@ def explain(
 
     With --run, the explanation has that run's figures.
     """
-    from textwrap import fill
-
-    from profiler.report.glossary import GLOSSARY, explanation
-    from profiler.report.terminal import screen
+    from profiler.report import glossary, terminal
     from profiler.store.folder import read_run
 
     figures_of = read_run(run) if run is not None else None
-    text = ", ".join(GLOSSARY) if term is None else explanation(term, figures_of)
+    text = ", ".join(glossary.GLOSSARY) if term is None else glossary.explanation(term, figures_of)
     for line in text.splitlines():
-        print(fill(line, screen().width, break_on_hyphens=False))
+        print(textwrap.fill(line, terminal.screen().width, break_on_hyphens=False))

@@ -116,8 +116,6 @@ def text_table(
     return TextTable(columns, rows, caption, frozenset(groups), ranked, media=media)
 
 
-
-
 @dataclass(frozen=True)
 class Picture(Block):
     """A picture of `plots.PLOTS`, which a page has."""

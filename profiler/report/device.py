@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
@@ -336,8 +335,9 @@ class LinkDocument(Document):
 def link_document(link: Link) -> LinkDocument:
     """Return the document of a measured link, which has points."""
     ranks = link.points[0].ranks
-    fitted_s = partial(link.seconds, "all_reduce", ranks=ranks)
-    points = [view(MessageEntry, point, fitted_s=fitted_s(point.nbytes)) for point in link.points]
+    points = [
+        view(MessageEntry, point, fitted_s=link.seconds("all_reduce", point.nbytes, ranks)) for point in link.points
+    ]
     return view(LinkDocument, link, ranks=ranks, half_bytes=link.half_bytes(ranks), points=points)
 
 

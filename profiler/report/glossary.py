@@ -18,8 +18,6 @@ from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
 
-
-
 def explanation(word: str, run: Run | None = None) -> str:
     """Return the meaning of a term or of a synonym, and its figures in `run`. Raises RequestError for another word."""
     key = known_term(word)

@@ -83,11 +83,11 @@ def _(block: CellsTable) -> Markup:
 def _(block: BreakdownChart) -> Markup:
     cells = [block.only] if block.only else of_first_engine(block.run)
     bars = sorted(breakdown_bars(cells, MOST_BARS_A_PHASE), key=lambda bar: bar.result.phase)
-    legend, heading = [(TERMS[term], TERMS[term].name) for term in terms_of(bars)], ""
+    legend, heading = [(term, term.name) for term in terms_of(bars)], ""
     if block.only:
         heading, step_s = "Where the time of a token goes: ", block.only.latency_s
         shown = [part for bar in bars for part in bar.segments if abs(part.share) >= WORTH_SHOWING]
-        legend = [(part.look, f"{part.words}, {duration(part.share * step_s)}") for part in shown]
+        legend = [(part.term, f"{part.words}, {duration(part.share * step_s)}") for part in shown]
     return _macro("BreakdownChart", bars=bars, legend=legend, heading=heading)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,12 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from profiler.errors import RequestError
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
 from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, Dashes, log_axes, log_ticks, panel_grid, phases_of
 from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
-from profiler.store.folder import Run
+from profiler.store.folder import Run, read_run
 from profiler.units import scaled
 
 if TYPE_CHECKING:
@@ -124,5 +126,14 @@ def _title(grid: GridCount) -> str:
     return f"{grid.model}, {grid.dtype}{quant}: counted, not measured"
 
 
-THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {"roofline": theory_roofline, "kv": theory_kv}
-"""Pictures of `count --plot`."""
+_PLOTS: dict[str, Callable[[GridCount], Figure]] = {"roofline": theory_roofline, "kv": theory_kv}
+
+
+def draw_grid(grid: GridCount, name: str, request: str, add: str, run: Path | None = None) -> Figure:
+    """Return the picture `roofline` or `kv` of a counted grid, the first also with the cells of the run in a folder.
+
+    Raises RequestError for a roofline without a GPU: `request` is what the reader wrote, and `add` adds a GPU there.
+    """
+    if name == "roofline" and not grid.gpus:
+        raise RequestError(f"{request} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
+    return theory_roofline(grid, read_run(run)) if run is not None else _PLOTS[name](grid)
