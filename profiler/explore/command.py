@@ -99,8 +99,12 @@ def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Seq
     batches = grid_values(1, MOST_BATCH)
     contexts = grid_values(_LEAST_CONTEXT, MOST_CONTEXT)
     columns = _Columns()
-    sizes = {"batch_sizes": batches, "prompt_lens": contexts, "context_lens": contexts}
-    grids = [count_grid(source.name, each, quant, **sizes, gpus=ceilings) for quant, each in counted.items()]
+    grids = [
+        count_grid(
+            source.name, each, quant, batch_sizes=batches, prompt_lens=contexts, context_lens=contexts, gpus=ceilings
+        )
+        for quant, each in counted.items()
+    ]
     return ExploreDocument(
         source.name,
         first.dtype,

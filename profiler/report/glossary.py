@@ -105,7 +105,7 @@ def _interval(run: Run) -> str | None:
     return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
 
 
-GLOSSARY = {
+GLOSSARY: dict[str, str] = {
     **texts_of("glossary.csv"),
     **{label: limit.meaning for label, limit in LIMITS.items()},
     **{term.short: term.meaning for term in TERMS.values()},
