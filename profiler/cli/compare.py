@@ -15,31 +15,26 @@ from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The runs that `compare` compares."""
-
-    paths: list[Path] = argument("Two run folders, or other tools' result files.", "A B")
-    anyway: bool = option(False, "Show runs that are not comparable, no verdict.")
-    tp: str = option("", "GPUs that shared each step, such as 4,8; default: as A and B say.")
-
-    def __post_init__(self) -> None:
-        if len(self.paths) != 2:
-            raise RequestError(
-                f"compare compares two runs, not {len(self.paths)}: roofscope compare BEFORE AFTER;"
-                " `roofscope plot A B C throughput` draws several."
-            )
-
-
 @asks()
-def compare(given: Compared, output: LongOutput) -> None:
+def compare(
+    *,
+    paths: list[Path] = argument("Two run folders, or other tools' result files.", "A B"),
+    anyway: bool = option(False, "Show runs that are not comparable, no verdict."),
+    tp: str = option("", "GPUs that shared each step, such as 4,8; default: as A and B say."),
+    output: LongOutput,
+) -> None:
     """Compare two runs cell by cell.
 
     Reports each change with its confidence interval, and the part of the time that changed.
     """
+    if len(paths) != 2:
+        raise RequestError(
+            f"compare compares two runs, not {len(paths)}: roofscope compare BEFORE AFTER;"
+            " `roofscope plot A B C throughput` draws several."
+        )
     from profiler.comparison import command, documents, text
 
-    comparison = command.compared(*given.paths, anyway=given.anyway, tp=parse_in_order(given.tp, "--tp"))
+    comparison = command.compared(*paths, anyway=anyway, tp=parse_in_order(tp, "--tp"))
     output.answer(lambda: dumped(documents.comparison_document(comparison)), lambda: [text.changes_section(comparison)])
 
 

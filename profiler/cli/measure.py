@@ -9,19 +9,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, OnDevice, Output, Progress, asks
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, Output, Progress, asks
 from profiler.data import datasheets
 from profiler.device.device import gpu_count, resolve_device
 from profiler.errors import RankError, RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import values_of
-from profiler.options import argument, listed, one_of, option
+from profiler.options import argument, check_device_name, listed, one_of, option
 from profiler.report.blocks import Lines, Section, Sentences
 from profiler.run.options import Options
 
@@ -164,46 +164,40 @@ def _run_several(options: Options, progress: Progress, output: LongOutput) -> No
     _refuse_gaps(runs)
 
 
-@dataclass(frozen=True)
-class BatchTest:
-    """The steps whose batch `batch-test` doubles."""
-
-    phase: str = option("decode", "prefill or decode.")
-    prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short")
-    context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode.")
-
-    def __post_init__(self) -> None:
-        one_of(self.phase, "--phase", PHASES)
-        for tokens, flag in ((self.prompt, "--prompt"), (self.context, "--context")):
-            if tokens:
-                values_of([tokens], flag)
-
-    @property
-    def doubled(self) -> Phase:
-        return "prefill" if self.phase == "prefill" else "decode"
-
-
 @asks(only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"), budget_s=60.0)
-def batch_test(options: Options, test: BatchTest, progress: Progress, output: Output) -> None:
+def batch_test(
+    *,
+    options: Options,
+    phase: str = option("decode", "prefill or decode."),
+    prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short"),
+    context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode."),
+    progress: Progress,
+    output: Output,
+) -> None:
     """Double the batch until memory, throughput or budget ends it.
 
     Compares the measured slopes with those that bytes and FLOPs predict.
     """
+    one_of(phase, "--phase", PHASES)
+    for tokens, flag in ((prompt, "--prompt"), (context, "--context")):
+        if tokens:
+            values_of([tokens], flag)
+    doubled: Phase = "prefill" if phase == "prefill" else "decode"
     with progress.listener(output) as listener:
         from profiler.run import pipeline, validate
 
-        prepared = validate.prepare_batch_test(options, test.doubled, test.prompt, test.context)
+        prepared = validate.prepare_batch_test(options, doubled, prompt, context)
         result = pipeline.execute(prepared, listener)
     from profiler.run.screens import doubling_sections
 
-    output.answer(lambda: run_json(result), lambda: doubling_sections(result, test.doubled))
+    output.answer(lambda: run_json(result), lambda: doubling_sections(result, doubled))
     _refuse_gaps([result])
 
 
 @asks()
 def ceilings(
     *,
-    on: OnDevice,
+    device: str = option("auto", "auto, cpu, cuda or cuda:N."),
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link"),
     output: Output,
 ) -> None:
@@ -213,7 +207,7 @@ def ceilings(
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
     if link_ranks:
-        _ceilings_of_link(on.device, link_ranks, output)
+        _ceilings_of_link(device, link_ranks, output)
         return
     from profiler.device.contention import ForeignLoad
     from profiler.device.machine import machine_for
@@ -222,7 +216,7 @@ def ceilings(
     from profiler.roofs import bandwidth, gemm, measure
     from profiler.run.warnings import busy_words, ceiling_warnings, device_warnings
 
-    machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
+    machine, foreign = machine_for(resolve_device(device)), ForeignLoad()
     info, dtypes = machine.info, gemm.measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     ceilings = measure.measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
@@ -266,14 +260,15 @@ def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
 
 
 @asks()
-def doctor(on: OnDevice, output: Output) -> None:
+def doctor(*, device: str = option("auto", "auto, cpu, cuda or cuda:N."), output: Output) -> None:
     """Check this installation, and propose a first command.
 
     Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
     """
+    check_device_name(device)
     from profiler.checks.doctor import examination_section, examine
 
-    examination = examine(on.device)
+    examination = examine(device)
     output.answer(lambda: examination, lambda: [examination_section(examination)])
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO
 
 import typer
 
-from profiler.options import check_device_name, flag_of, one_of, option
+from profiler.options import flag_of, one_of, option
 
 if TYPE_CHECKING:
     from profiler.report.blocks import Section
@@ -88,16 +88,6 @@ class Progress:
             return Listener()
         console = Console(stderr=True)
         return BarListener(console) if console.is_terminal and not output.plain else LineListener()
-
-
-@dataclass(frozen=True)
-class OnDevice:
-    """The device that a command measures or checks."""
-
-    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
-
-    def __post_init__(self) -> None:
-        check_device_name(self.device)
 
 
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:

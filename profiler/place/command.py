@@ -73,8 +73,7 @@ class _Setup:
     """What llama-bench calls the model nearest to this one, if its file has several."""
 
     def weight_bytes(self, figure: Figure) -> float:
-        own = figure.weight_bytes
-        return self.counted.work.params * own if own else self.counted.weight_bytes
+        return self.counted.work.params * figure.weight_bytes if figure.weight_bytes else self.counted.weight_bytes
 
     def needed_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights, and of the cache if it is on the GPU."""

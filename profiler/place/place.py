@@ -18,7 +18,6 @@ from profiler.readers.figures import Covers, Figure
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
-CeilingSide = Literal["compute", "memory"]
 Fit = Literal["yes", "perhaps", "no", "host", "other"]
 """Whether the weights and the cache fit into the memory of the GPUs; perhaps: in fewer bits, or without a part.
 
@@ -48,7 +47,7 @@ class PlacedFigure:
     floor_s: float
     link_s: float | None
     """Least seconds of the collectives of several GPUs, not part of `floor_s`; None if they are not known."""
-    bound: CeilingSide
+    bound: Literal["compute", "memory"]
     attained: float
     """`floor_s` / `latency_s`: the share of the roofline, unless `no_share` says why it is none."""
     fits: bool

@@ -78,9 +78,11 @@ class Format:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         stages = sorted({whole_at(each, "stages") or 0 for each in on_gpu})
         several = f"its figures are of {stages[0]} to {stages[-1]} GPUs, whose memory is that of the most."
-        remarks = [several if len(stages) > 1 and stages[0] else ""]
-        remarks += [str(each.get("remark") or "") for each in records]
-        remarks += [each for source in sources for each in source.remarks]
+        remarks = [
+            several if len(stages) > 1 and stages[0] else "",
+            *(str(each.get("remark") or "") for each in records),
+            *(each for source in sources for each in source.remarks),
+        ]
         return ForeignFile(
             self.tool,
             _joined(figures) if self.repeated else figures,
@@ -100,12 +102,11 @@ class Format:
                 value = first_of(record, paths)
                 rows[-1].update(value if isinstance(value, Mapping) else {name: value})
         shared, differing = apart(rows)
-        figures = []
-        for record, own in zip(records, differing, strict=True):
-            for each in self.figures(record):
-                notes = (*self.notes.get(each.covers, ()), *each.notes)
-                figures.append(replace(each, settings=own, notes=notes))
-        return shared, figures
+        return shared, [
+            replace(figure, settings=own, notes=(*self.notes.get(figure.covers, ()), *figure.notes))
+            for record, own in zip(records, differing, strict=True)
+            for figure in self.figures(record)
+        ]
 
 
 def _joined(figures: Sequence[Figure]) -> list[Figure]:

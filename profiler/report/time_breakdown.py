@@ -11,7 +11,7 @@ from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS, Term
 from profiler.judge.cells import CellResult
 from profiler.judge.module_times import GroupTime
-from profiler.report.blocks import FULL, HTML, BreakdownChart, Lines, Picture, Section, TextTable, text_table
+from profiler.report.blocks import FULL, HTML, BreakdownChart, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
@@ -192,7 +192,7 @@ def module_groups(run: Run) -> TextTable:
     for phase in PHASES:
         of_phase = [key for key in groups if key.phase == phase]
         keys = sorted(of_phase, key=lambda key: key.cell.batch_size * key.cell.depth)
-        for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
+        for key in evenly(keys, 2):
             step_s, own_s = groups[key][0].step_s, run.by_key()[key].latency_s
             starts.append(len(rows))
             rows.append([key.name, duration(step_s), f"hooks {100 * (step_s / own_s - 1):+.1f} %", *[""] * 4])
@@ -222,9 +222,11 @@ def activity_lines(run: Run) -> list[str]:
         kernels = [f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest]
         lines += [f"longest in {item.key.name}: {', '.join(kernels)}"] if kernels else []
     lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
-    for name, skips in document.engine.graph_skips.items():
-        pieces = several(skips, "compiled piece runs", "compiled pieces run")
-        lines += [f"{name}: {pieces} without a CUDA graph"] if skips else []
+    lines += [
+        f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"
+        for name, skips in document.engine.graph_skips.items()
+        if skips
+    ]
     if lines and on_cuda:
         command = f"{document.command} --breakdown"
         lines.append(f"with NVTX ranges per group: nsys profile --trace=cuda,nvtx -o step {command}")

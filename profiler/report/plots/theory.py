@@ -11,12 +11,13 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from profiler.errors import RequestError
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
-from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, Dashes, log_axes, log_ticks, panel_grid, phases_of
+from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, Dashes, log_axes, panel_grid, phases_of
 from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run, read_run
@@ -55,9 +56,8 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         by_rate.setdefault(ceilings.flops_per_s[dtype], dtype)
     for place, (rate, dtype) in enumerate(by_rate.items()):
         label = f"{dtype}: {scaled(rate, 'OP/s' if dtype.startswith('int') else 'FLOP/s')}"
-        color, dashes, width = ("#888888", _OTHER_DASHES[place % len(_OTHER_DASHES)], 1.2)
-        if rate == own.flops_per_s:
-            color, dashes, width = (INK, "-", 2.0)
+        other = ("#888888", _OTHER_DASHES[place % len(_OTHER_DASHES)], 1.2)
+        color, dashes, width = (INK, "-", 2.0) if rate == own.flops_per_s else other
         ceiling = CeilingLine("other", label, ceilings.bytes_per_s, rate)
         plot_ceiling(axes, ceiling, color=color, ls=dashes, lw=width, label=label)
     for dtype, rate in ceilings.sustained.items():
@@ -112,8 +112,11 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
     depths = evenly(sorted(set(points["depth"].tolist())), MOST_SIZES)
     log_axes(axes, depths, "tokens per sequence", "weights, KV cache and workspace")
-    axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
-    log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
+    low, high = 0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max())
+    axes.set_ylim(low, high)
+    # A range of less than a decade gets evenly spaced marks.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 10 * low else MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "B")))
     axes.legend(title=None, fontsize=9, loc="upper left")
 
 
