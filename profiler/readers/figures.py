@@ -1,10 +1,8 @@
 """The figures that every reader returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 from profiler.readers.values import Measured, Settings
 
@@ -76,7 +74,7 @@ class Figure:
 
     def with_shape(
         self, batch_size: int | None = None, prompt_len: int | None = None, new_tokens: int | None = None
-    ) -> Figure:
+    ) -> Self:
         """The figure with the given shape where the file names none, of one batch as soon as its size is known."""
         own, time = self.shape, self.time
         batch = own.batch_size or batch_size

@@ -1,18 +1,14 @@
 """Progress of a run on stderr: bars on a terminal, plain lines elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from profiler.measure.schedule import Progress as SweepProgress
 from profiler.units import time_left
-
-if TYPE_CHECKING:
-    from profiler.measure.schedule import Progress as SweepProgress
 
 _EVERY_S = 30.0
 _SPINNER = 4

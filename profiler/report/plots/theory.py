@@ -1,10 +1,8 @@
 """Pictures of a counted grid: what the ceilings of GPUs allow, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
+from profiler.counting.grid_count import GpuFloors, GridCount
 from profiler.errors import RequestError
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
@@ -22,9 +21,6 @@ from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run, read_run
 from profiler.units import scaled
-
-if TYPE_CHECKING:
-    from profiler.counting.grid_count import GpuFloors, GridCount
 
 _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
 
