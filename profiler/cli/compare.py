@@ -71,38 +71,36 @@ def gate(
     raise typer.Exit(_GATE_EXITS[verdict.outcome])
 
 
-@dataclass(frozen=True)
-class Placed:
-    """What `place` compares with the ceilings."""
-
-    path: Path = argument("Another tool's result file, or a table.", "FILE")
-    model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.", is_model=True)
-    gpu: str = option("", "The GPU that it ran on, such as 'H100 SXM'.")
-    here: bool = option(False, "Measure and use the ceilings of this device.")
-    quant: str = option("none", f"{quant_help(counted=True)}.")
-    bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as the file says")
-    tp: int = option(0, "GPUs that shared each step.", shown="as the file says, or 1")
-    link: str = option("", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's.")
-    prompt_lens: str = option("", "Prompt length, for a file without shapes.")
-    batch_sizes: str = option("", "Batch size, for a file without shapes.")
-    new_tokens: str = option("", "New tokens, for a file without shapes.")
-
-    def __post_init__(self) -> None:
-        if self.here and self.gpu:
-            raise RequestError("--here and --gpu name two devices; use one of the two.")
-        known_quant(quant_of(self.quant, self.bits), counted=True)
-        if self.link:
-            link_called(self.link, max(2, self.tp))
-
-
 @asks()
-def place(given: Placed, output: LongOutput) -> None:
+def place(
+    *,
+    path: Path = argument("Another tool's result file, or a table.", "FILE"),
+    model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.", is_model=True),
+    gpu: str = option("", "The GPU that it ran on, such as 'H100 SXM'."),
+    here: bool = option(False, "Measure and use the ceilings of this device."),
+    quant: str = option("none", f"{quant_help(counted=True)}."),
+    bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as the file says"),
+    tp: int = option(0, "GPUs that shared each step.", shown="as the file says, or 1"),
+    link: str = option(
+        "", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's."
+    ),
+    prompt_lens: str = option("", "Prompt length, for a file without shapes."),
+    batch_sizes: str = option("", "Batch size, for a file without shapes."),
+    new_tokens: str = option("", "New tokens, for a file without shapes."),
+    output: LongOutput,
+) -> None:
     """Compare another tool's results with the ceilings.
 
     Prints the floor of each result, the share of the ceiling that it attains, and doubts about it.
     """
+    if here and gpu:
+        raise RequestError("--here and --gpu name two devices; use one of the two.")
+    known_quant(quant_of(quant, bits), counted=True)
+    if link:
+        link_called(link, max(2, tp))
     from profiler.place import command
     from profiler.place.place import placed_section
 
-    placed = command.place(**vars(given))
+    shape = {"prompt_lens": prompt_lens, "batch_sizes": batch_sizes, "new_tokens": new_tokens}
+    placed = command.place(path, model, gpu=gpu, here=here, quant=quant, bits=bits, tp=tp, link=link, **shape)
     output.answer(lambda: dumped(placed), lambda: [placed_section(placed)])

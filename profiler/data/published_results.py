@@ -19,8 +19,6 @@ _CACHE_BYTES = 2
 
 @dataclass(frozen=True)
 class _Model:
-    """A row of published_models.csv."""
-
     model: str
     params: float
     looked_up_params: float

@@ -68,9 +68,8 @@ class Figure:
     @property
     def decode_steps(self) -> float:
         """Decode steps of what `covers` names."""
-        if self.covers != "generate":
-            return float(self.covers == "decode")
-        return ((self.shape.new_tokens or 0) - self.tokens_of_prefill) / (self.tokens_given or 1.0)
+        whole = ((self.shape.new_tokens or 0) - self.tokens_of_prefill) / (self.tokens_given or 1.0)
+        return {"prefill": 0.0, "decode": 1.0, "generate": whole}[self.covers]
 
     def with_shape(
         self, batch_size: int | None = None, prompt_len: int | None = None, new_tokens: int | None = None

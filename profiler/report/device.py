@@ -104,10 +104,9 @@ def ceilings_section(
 ) -> Section:
     """Return the ceilings of one device: its warnings, `ceilings_table`, caches and the host's pace."""
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
-    lines = [f"repeated reads: {curve}"]
-    if ceilings.host is not None:
-        lines.append(f"launching a standard step takes this host {duration(ceilings.host.step_s)}")
+    host = [f"launching a standard step takes this host {duration(ceilings.host.step_s)}"] if ceilings.host else []
     head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
+    lines = [f"repeated reads: {curve}", *host]
     return Section("", [Lines(head), ceilings_table(ceilings, datasheet_per_s), Lines(lines)])
 
 

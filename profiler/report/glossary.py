@@ -46,13 +46,12 @@ def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "
 
 
 def _percentiles(run: Run, columns: Mapping[int, str], phase: Phase) -> str | None:
-    if _range(run, columns[50], duration, phase) is None:
-        return None
     ranges = {percent: _range(run, column, duration, phase) for percent, column in columns.items()}
-    return "; ".join(
+    words = (
         f"p{percent} {shown}" if shown else f"p{percent} needs {samples_for(percent)} samples, no cell has so many"
         for percent, shown in ranges.items()
     )
+    return "; ".join(words) if ranges[50] else None
 
 
 def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:

@@ -51,8 +51,11 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters["unbroken"] = unbroken
-    environment.filters["slug"] = lambda title: re.sub("[^a-z0-9]+", "-", title.lower())
+    environment.filters |= {
+        "duration": duration,
+        "unbroken": unbroken,
+        "slug": lambda title: re.sub("[^a-z0-9]+", "-", title.lower()),
+    }
     return environment
 
 

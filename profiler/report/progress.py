@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from typing import Self
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
@@ -15,11 +15,8 @@ _SPINNER = 4
 """Columns of the spinner, and of the gaps next to it and to an empty bar."""
 
 
-class Listener:
+class Listener(AbstractContextManager["Listener"]):
     """Receives the progress of a run, and prints nothing; the base class of the others, and of those of callers."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

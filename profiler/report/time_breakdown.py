@@ -61,14 +61,6 @@ class BreakdownBar:
         return segments
 
     @property
-    def name(self) -> str:
-        return self.result.key.name
-
-    @property
-    def time(self) -> str:
-        return duration(self.result.latency_s)
-
-    @property
     def below_zero(self) -> str:
         """Return the negative terms with their shares, as text; empty without any."""
         return ", ".join(segment.words for segment in self.segments if segment.share <= -WORTH_SHOWING)
@@ -129,9 +121,9 @@ def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
     for number, term in enumerate(terms_of(bars)):
         legend.append(", " if number else "").append(_BLOCK, style=term.screen_color).append(f" {term.short}")
     console.print(legend)
-    widest = max(len(bar.name) for bar in bars)
+    widest = max(len(bar.result.key.name) for bar in bars)
     for bar in bars:
-        console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
+        console.print(Text(f"{bar.result.key.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
@@ -141,7 +133,7 @@ def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) ->
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
         kept = [item for rank, item in enumerate(ranked) if not most_terms or rank < most_terms or item.share < 0]
-        rows.append([bar.name, ", ".join(segment.words for segment in kept)])
+        rows.append([bar.result.key.name, ", ".join(segment.words for segment in kept)])
     return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
 

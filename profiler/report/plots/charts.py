@@ -172,7 +172,7 @@ def breakdown_chart(run: Run) -> Figure:
         style: Any = {"color": term.color, "hatch": term.hatch, "label": term.name}
         axes.barh(range(len(bars)), widths, left=starts, ec="white", lw=0.4, **style)
     axes.axvline(100, color="black", lw=1)
-    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.set_yticks(range(len(bars)), [bar.result.key.name for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlabel("share of the measured time, %")
     axes.set_title(title(run))
