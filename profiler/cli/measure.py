@@ -206,6 +206,7 @@ def ceilings(
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
+    check_device_name(device)
     if link_ranks:
         _ceilings_of_link(device, link_ranks, output)
         return
