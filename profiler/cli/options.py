@@ -102,19 +102,18 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[str]]] = {}
         for name, kind in hints.items():
-            if not is_dataclass(kind):  # an option of its own, or typer.Context
-                item = inspect.signature(command).parameters[name].default
-                if isinstance(item, Field):
-                    item.name = name
-                    parameters.append(_parameter(item, kind, item.default))
-                else:
-                    parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
-                continue
-            taken = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
-            groups[name] = kind, [item.name for item in taken]
-            kinds = typing.get_type_hints(kind)
-            for item in taken:
-                parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
+            own = inspect.signature(command).parameters[name].default
+            if is_dataclass(kind):
+                taken = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
+                groups[name] = kind, [item.name for item in taken]
+                kinds = typing.get_type_hints(kind)
+                for item in taken:
+                    parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
+            elif isinstance(own, Field):  # an option of its own
+                own.name = name
+                parameters.append(_parameter(own, kind, own.default))
+            else:  # typer.Context
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
 
         def from_command_line(**given: Any) -> None:
             made = {name: kind(**{each: given.pop(each) for each in names}) for name, (kind, names) in groups.items()}

@@ -196,6 +196,5 @@ def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list
 
 def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
     """Return at most `most` items, evenly picked from the first to the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]
+    number = min(most, len(items))
+    return [items[round(index * (len(items) - 1) / max(1, number - 1))] for index in range(number)]

@@ -139,19 +139,14 @@ def changes(run: Run) -> Section:
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
     headings = ("change", "cell", "saves", "of the step", "because")
-    table = text_table(headings, rows, texts=("cell",), wrapped=("change", "because"))
-    return Section("What would change it", [table, *_trials(run)], note, HTML, folded=True)
-
-
-def _trials(run: Run) -> list[ShellCommand]:
-    commands = []
+    blocks: list[Block] = [text_table(headings, rows, texts=("cell",), wrapped=("change", "because"))]
     for item in run.document.not_tried:
-        commands.append(ShellCommand(f"{item.change} (not tried)", item.how))
+        blocks.append(ShellCommand(f"{item.change} (not tried)", item.how))
         if item.preparing_s:
             # An option that the command has already gets a new value.
             command = f"{re.sub(r' --budget [^ ]+', '', run.document.command)} --budget {budget_for(item.preparing_s)}"
-            commands.append(ShellCommand(f"try {item.change}", command))
-    return commands
+            blocks.append(ShellCommand(f"try {item.change}", command))
+    return Section("What would change it", blocks, note, HTML, folded=True)
 
 
 def engines(run: Run) -> Section:
