@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from profiler.data import rows_of
+from profiler.data import rows_of, texts_of
 from profiler.data.free_memory import idle_room_bytes
 from profiler.errors import RequestError, near_misses
 
@@ -207,16 +207,10 @@ def _rows_called(name: str) -> list[Datasheet]:
     return rows
 
 
-@dataclass(frozen=True)
-class _Product:
-    product: str
-    gpu: str
-
-
 @cache
 def _products() -> dict[tuple[str, ...], str]:
     """The GPU in each computer that is sold under another name, by the words of that name."""
-    return {_distinctive(row.product): row.gpu for row in rows_of("product_names.csv", _Product)}
+    return {_distinctive(product): gpu for product, gpu in texts_of("product_names.csv").items()}
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:

@@ -24,8 +24,7 @@ from profiler.counting.operators import as_value
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called
-from profiler.explore.command import MOST_BYTES, explore_page
-from profiler.explore.document import ExploreDocument, explore_document, grid_values
+from profiler.explore.command import MOST_BYTES, ExploreDocument, explore_document, explore_page, grid_values
 from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import PHASES, Phase
 from profiler.loading.source import presets, resolve
