@@ -1,7 +1,5 @@
 """Files of other tools: those of tests/data/foreign, and copies with other values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

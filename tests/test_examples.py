@@ -1,7 +1,5 @@
 """The examples use commands and options that exist. The keys of their tools were checked against the tools' schemas."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -327,7 +327,7 @@ def _csv_figure(row: Record) -> Figure:
     time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
     bits = number_at(row, "bits_per_weight")
     notes = ("no phase named: read as decode steps only",) if new and not phase else ()
-    shape, weight_bytes = Shape(batch, prompt or None, context, new), bits and bits / 8
+    shape, weight_bytes = Shape(batch, prompt or None, context, new or None), bits and bits / 8
     return Figure(covers, shape, time_s, named, per_step, weight_bytes=weight_bytes, notes=notes)
 
 

@@ -1,7 +1,5 @@
 """`roofscope doctor` with missing or broken parts of an installation; for GPUs see tests/simulated."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Datasheet peaks compared with arithmetic; cards, their links and their prices."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import re

@@ -1,7 +1,5 @@
 """The page in a real Chromium: sliders, choices, the map, and its width. `.ci/browser` runs it."""
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path

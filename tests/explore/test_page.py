@@ -1,7 +1,5 @@
 """The page of `explore`: small, without connections, and with the numbers of `count` at 50 random points."""
 
-from __future__ import annotations
-
 import html
 import json
 import random

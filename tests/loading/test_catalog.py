@@ -1,7 +1,5 @@
 """Presets, names and paths are resolved; checkpoints load, spill, or are refused before slow work starts."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path

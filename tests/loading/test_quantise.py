@@ -1,7 +1,5 @@
 """Every format that this machine quantises to: exact bytes, random weights, the tokens of generate, and refusals."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

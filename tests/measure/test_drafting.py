@@ -1,7 +1,5 @@
 """Answers with and without drafts, which have the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

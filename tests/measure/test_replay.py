@@ -1,7 +1,5 @@
 """Calls of a step, captured as the model makes them, and their replays; the overhead model of the model."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Kernels, gaps, the parts of a step and of `generate`, unexplained time: by hand, and in a small real model."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import time

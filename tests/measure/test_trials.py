@@ -1,7 +1,5 @@
 """Changes are tried by their lines: each does what it says, is timed in turn, and is undone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Ranks on this machine's cores (gloo): the same tokens, the same bytes, a rank that is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

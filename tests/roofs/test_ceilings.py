@@ -1,7 +1,5 @@
 """The probes of the ceilings: with a fake clock, over memories with known caches, and once with a real clock."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

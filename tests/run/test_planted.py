@@ -4,8 +4,6 @@ Times and budgets count only the CPU time of one thread, so other processes do n
 repetitions on a machine of any speed and load.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs over real prompts, which are the grid and choose the experts, and over unequal ones, which are padded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

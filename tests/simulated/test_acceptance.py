@@ -3,8 +3,6 @@
 No kernel is traced, and no memory controller counts: the card's log is compared in the other tests of this folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """CUDA's machine on a simulated GPU: captures, ceilings, its power limit and counters, and what `doctor` says of it."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 from unittest import mock

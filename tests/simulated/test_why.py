@@ -1,7 +1,5 @@
 """`why` on a GPU of known truth names the cause or the line, and the seconds that the change really saves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

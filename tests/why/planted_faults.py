@@ -1,7 +1,5 @@
 """The planted faults of scripts, each with its fix, and functions that run scripts while they are recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A planted fault is the first finding, and its reported saving equals that of the fix."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Models in plain PyTorch: how they are recorded, counted and repeated, also where autocast casts their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 What cannot be recorded, and calls that fail, are reported; the script runs as usual.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Seconds of a script: parts add up to its run time, loads and one-time costs are separate, threads count once."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
