@@ -89,8 +89,7 @@ class Datasheet:
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """Return the dense peak for the name of a torch dtype; None if this card has no unit for it."""
-        column = _PEAK_COLUMN.get(dtype)
-        return getattr(self, column) if column else None
+        return getattr(self, _PEAK_COLUMN[dtype]) if dtype in _PEAK_COLUMN else None
 
     @property
     def room_bytes(self) -> int:

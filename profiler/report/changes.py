@@ -12,7 +12,7 @@ from profiler.judge.cells import CellEvidence
 from profiler.judge.difference import is_claim
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.quant.registry import FORMATS
-from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, TextTable, text_table
+from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells, spanning
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.stats import CLAIM_REPETITIONS
@@ -151,26 +151,21 @@ def changes(run: Run) -> Section:
 
 def engines(run: Run) -> Section:
     """What engines save compared with the first, what `generate` adds, and what drafts give."""
-    has_several = len({cell.engine for cell in run.measured}) > 1
-    picture = Picture("waterfall", "The smallest step of each engine, term by term", (run,))
-    blocks = [
-        *([picture] if has_several else []),
-        _saved(run),
-        Lines([*no_claim_lines(run), *generate_lines(run)]),
-        Lines([_drafting_line(run.document.drafting)] if run.document.drafting else []),
-    ]
-    note = f"measured in turns, compared with {first_engine(run)}, the profiler's loop, or no drafts"
-    return Section("Engines, generate and drafts", blocks, note, FULL, folded=True)
-
-
-def _saved(run: Run) -> TextTable:
     rows = []
     for item in (each for each in run.document.engine.differences if each.is_claim):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
         cell, terms = item.key.on(item.against).name, ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
     headings = ("cell", "engine", "per step", "interval", "in which terms")
-    return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
+    picture = Picture("waterfall", "The smallest step of each engine, term by term", (run,))
+    blocks = [
+        *([picture] if len({cell.engine for cell in run.measured}) > 1 else []),
+        text_table(headings, rows, texts=headings[:4], wrapped=headings[4:]),
+        Lines([*no_claim_lines(run), *generate_lines(run)]),
+        Lines([_drafting_line(run.document.drafting)] if run.document.drafting else []),
+    ]
+    note = f"measured in turns, compared with {first_engine(run)}, the profiler's loop, or no drafts"
+    return Section("Engines, generate and drafts", blocks, note, FULL, folded=True)
 
 
 def no_claim_lines(run: Run) -> list[str]:

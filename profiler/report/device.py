@@ -93,8 +93,10 @@ def ceilings_table(
         if ceilings.weights.stream is not None:
             rows.append(_ceiling_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
     rows += [_ceiling_row(f"from the {name}", "B/s", ceiling, None) for name, ceiling in ceilings.links.items()]
-    for name, seconds in ceilings.launch.items():
-        rows.append([f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"])
+    rows += [
+        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
+        for name, seconds in ceilings.launch.items()
+    ]
     headings = ("ceiling", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
     return text_table(headings, rows, wrapped=("how",))
 

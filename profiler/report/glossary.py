@@ -55,8 +55,7 @@ def _percentiles(run: Run, columns: Mapping[int, str], phase: Phase) -> str | No
 
 
 def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
-    parts = [_range(run, column, show, phase) for phase in PHASES]
-    return "; ".join(part for part in parts if part) or None
+    return "; ".join(filter(None, (_range(run, column, show, phase) for phase in PHASES))) or None
 
 
 def _of_sheet(run: Run, column: str) -> str | None:

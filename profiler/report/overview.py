@@ -70,8 +70,12 @@ def _lines_to_copy(run: Run) -> list[ShellCommand]:
 
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.
 _BEFORE = ("starting", "loading")
-_PARTS = {"roofs": "ceilings", "dispatch": "overhead", "changes": "trials"}
-_PARTS |= {name: name for name in ("timing", "replays", "trials")}
+_PARTS = {
+    "roofs": "ceilings",
+    "dispatch": "overhead",
+    "changes": "trials",
+    **{name: name for name in ("timing", "replays", "trials")},
+}
 
 
 def _after_loading_s(run: Run) -> dict[str, float]:

@@ -78,8 +78,10 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     lines = [CeilingLine("measured", how, bandwidth, peak, dtype=dtype)]
     plateaus = [("until the power limit", burst, dtype)] if (burst := ceilings.full_clock.get(dtype)) else []
     others = [("measured", other.per_s, name) for name, other in ceilings.compute.items() if name != dtype]
-    for what, per_s, name in [*plateaus, *sorted(others, key=lambda other: -other[1])]:
-        lines.append(CeilingLine("other", what, bandwidth, per_s, has_slope=False, dtype=name))
+    lines += [
+        CeilingLine("other", what, bandwidth, per_s, has_slope=False, dtype=name)
+        for what, per_s, name in [*plateaus, *sorted(others, key=lambda other: -other[1])]
+    ]
     if device.datasheet_flops_per_s and device.datasheet_bytes_per_s:
         sheet = device.datasheet_bytes_per_s, device.datasheet_flops_per_s
         lines.append(CeilingLine("datasheet", "datasheet (dense)", *sheet))

@@ -107,23 +107,19 @@ def _(block: BreakdownChart, console: Console) -> None:
     cells = of_first_engine(block.run)
     bars = breakdown_bars(cells, most_a_phase)
     if bars and console.color_system and not console.no_color and console.encoding.startswith("utf"):
-        _print_bars(bars, console)
+        legend = Text(f"{_TITLE}: ")
+        for number, term in enumerate(terms_of(bars)):
+            legend.append(", " if number else "").append(_BLOCK, style=term.screen_color).append(f" {term.short}")
+        console.print(legend)
+        widest = max(len(bar.result.key.name) for bar in bars)
+        for bar in bars:
+            console.print(Text(f"{bar.result.key.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
     elif bars:
         console.print(rich_table(shares_table(bars, most_terms)))
     without = [f"{cell.key.name} {why}" for cell in cells if (why := why_no_bar(cell))]
     if without:
         line = f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"
         console.print(UnbrokenText(line, "dim"))
-
-
-def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
-    legend = Text(f"{_TITLE}: ")
-    for number, term in enumerate(terms_of(bars)):
-        legend.append(", " if number else "").append(_BLOCK, style=term.screen_color).append(f" {term.short}")
-    console.print(legend)
-    widest = max(len(bar.result.key.name) for bar in bars)
-    for bar in bars:
-        console.print(Text(f"{bar.result.key.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:

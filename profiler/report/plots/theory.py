@@ -32,8 +32,7 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     ceiling is what a healthy GPU sustains at its power limit, where the datasheets have it. `run` adds a run's measured
     cells.
     """
-    heading = _title(grid) + ("; stars: measured" if run else "")
-    figure, panels = panel_grid(len(grid.gpus), 7.4, 6.0, heading)
+    figure, panels = panel_grid(len(grid.gpus), 7.4, 6.0, _title(grid) + ("; stars: measured" if run else ""))
     named = [_roofline_panel(axes, grid, gpu, run) for axes, gpu in zip(panels, grid.gpus, strict=True)]
     figure.draw_without_rendering()  # names need the places of points
     for axes, points in zip(panels, named, strict=True):
