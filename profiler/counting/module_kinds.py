@@ -21,7 +21,6 @@ _OTHER_MODALITY = re.compile(
     r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend|^connector$|^aligner$|^q_?former$|^vq",
     re.IGNORECASE,
 )
-_CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", re.IGNORECASE)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -171,8 +170,8 @@ def gathers(experts: nn.Module) -> bool:
 
 def not_run_for_text(name: str, module: nn.Module) -> bool:
     """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
-    leaf = name.rpartition(".")[2]
-    return is_tower(name) or bool(_CROSS_ATTENTION.search(leaf)) or "CrossAttention" in type(module).__name__
+    crosses = re.search(r"(^|\.)(encoder_attn|cross_?attn|cross_?attention)$", name, re.IGNORECASE)
+    return is_tower(name) or crosses is not None or "CrossAttention" in type(module).__name__
 
 
 def is_tower(name: str) -> bool:
