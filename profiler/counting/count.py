@@ -368,25 +368,21 @@ def _on_meta(
     return config, kind, build_on_meta(config, kind, quant)
 
 
-_PACKED = 0.95
-"""Weights that take less than this share of their bytes in the model's dtype were not unpacked."""
-
-
 def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
     """Count a model on meta; with `ranks`, it becomes the largest share. Raises RequestError if it cannot be cut."""
     form = stored_format(quant)
-    # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
-    supports_sdpa = getattr(module, "_supports_sdpa", True)
     with quiet_libraries(), torch.device("meta"):
         work = walk(module) if ranks == 1 else walk_rank(module, ranks, quant="none" if form else quant)
     weight_bytes = planned_weight_bytes(module)
-    is_packed = (quant == "none" or form) and weight_bytes < _PACKED * work.params * dtype.itemsize
+    # Weights that take clearly less than their bytes in the model's dtype were not unpacked.
+    is_packed = (quant == "none" or form) and weight_bytes < 0.95 * work.params * dtype.itemsize
     counted = CountedModel(
         work,
         weight_bytes,
         dtype_name(dtype),
         published_format(config) if is_packed else None,
-        "sdpa" if supports_sdpa else "eager",
+        # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
+        "sdpa" if getattr(module, "_supports_sdpa", True) else "eager",
         most_positions(config),
     )
     return in_bits(counted, form) if form else counted

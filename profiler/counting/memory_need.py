@@ -158,13 +158,10 @@ def _itemsize(work: ModelWork) -> int:
     return max((op.activation_dtype.itemsize for op in _inner_linears(work)), default=FLOAT32_BYTES)
 
 
-_CHUNK = 512
-"""Tokens of a prompt that llama.cpp prefills in one step by default (`n_ubatch`); vLLM takes 2,048 or more."""
-
-
 def need_in_chunks(work: ModelWork, weight_bytes: int, batch: Count, tokens: Count, shared: Count = 0) -> MemoryNeed:
     """Return what a decode step needs on a server, which prefills prompts one by one in chunks, and fuses attention."""
-    last = np.minimum(tokens - shared, _CHUNK)
+    # llama.cpp prefills so many tokens in one step by default (`n_ubatch`); vLLM takes 2,048 or more.
+    last = np.minimum(tokens - shared, 512)
     prefill = Step(1, last, tokens - last, shared)
     grouped: dict[int, Heads] = {core.qk_dim: "grouped" for core in work.of_kind(AttentionCore)}
     return memory_need(work, weight_bytes, prefill, 1, ExecutionPath(masked_heads=grouped), batch)

@@ -22,7 +22,6 @@ from profiler.quant.registry import Quant, quantise_modules
 # distributed/tensor_parallel.py).
 _CUTS_ROWS = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise", "packed_colwise"})
 _CUTS_COLUMNS = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "embedding_colwise", "packed_rowwise"})
-_PACKED = frozenset({"packed_colwise", "packed_rowwise"})
 # The collective after the module: a sum of partial results, or a concatenation of shards.
 _REDUCES = {"rowwise", "rowwise_rep", "rowwise_split_input", "embedding_rowwise", "moe_tp_experts", "all_reduce"}
 _GATHERS = {"colwise_gather_output", "colwise_rep", "embedding_colwise"}
@@ -123,7 +122,7 @@ def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: in
     else:
         return shape
     dim %= len(shape)
-    parts = 2 if style in _PACKED and len(shape) > 1 else 1
+    parts = 2 if style in ("packed_colwise", "packed_rowwise") and len(shape) > 1 else 1
     length = shape[dim] // parts
     full = math.ceil(length / pieces)  # as `torch.chunk` and DTensor's `Shard`: all but the last are equal
     return (*shape[:dim], parts * max(0, min(full, length - piece * full)), *shape[dim + 1 :])

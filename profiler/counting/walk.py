@@ -30,14 +30,11 @@ from profiler.loading.cache_argument import keeps_last_logits
 from profiler.quant import storage as formats
 from profiler.quant.checkpoints import MX_BLOCK
 
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
-
 # Parameters that are not in a module of their own: matrices of hyper-connections (arXiv:2409.19606), of an indexer's
 # gate and of RG-LRU's gates, and what is added to each key of a block.
 _LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate", "input_gate_weight", "recurrent_gate_weight"})
 _ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
-_ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
 _NORM_FLOPS_PER_ELEMENT = 4
 
@@ -83,7 +80,7 @@ def _decoder_config(model: Any) -> Any:
 
 def collapse_numbers(name: str) -> str:
     """Replace numbers in a module's name: `model.layers.3.mlp` -> `model.layers.*.mlp`."""
-    return _NUMBERS.sub("*", name)
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 LinearKey = tuple[str, int, int]
@@ -434,7 +431,7 @@ class _Visitor:
             name=f"{short}.rotary",
             group="attention",
             dtype=core.dtype,
-            flops_per_token=_ROPE_FLOPS_PER_ELEMENT * elements if rotary else 0,
+            flops_per_token=3 * elements if rotary else 0,
             bytes_per_token=10 * elements * self.dtype.itemsize if rotary else 0,
         )
 

@@ -36,8 +36,6 @@ TEST_PROMPTS = (128, 64, 32, 16)
 """Prompt lengths of a batch test; a shorter one leaves time for more doublings."""
 TEST_TOKENS = 10
 MOST_SEQUENCES = 4096
-_WANTED = 8
-"""A batch test should reach at least this batch, after three doublings."""
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
@@ -185,7 +183,8 @@ def default_grids(new_tokens: int | None) -> list[Grid]:
 def doubling_grids(prompt_lens: Sequence[int], context_lens: Sequence[int], new_tokens: int | None) -> list[Grid]:
     """Return the grids of a batch test: most doublings first; three of a shorter prompt before fewer of a longer."""
     sizes = [tuple(1 << power for power in range(most)) for most in range(MOST_SEQUENCES.bit_length(), 1, -1)]
-    enough, few = ([each for each in sizes if (each[-1] >= _WANTED) == is_enough] for is_enough in (True, False))
+    # A batch test should reach at least batch 8, after three doublings.
+    enough, few = ([each for each in sizes if (each[-1] >= 8) == is_enough] for is_enough in (True, False))
     grids = [Grid((prompt_len,), (), new_tokens or TEST_TOKENS) for prompt_len in prompt_lens]
     grids += [Grid((), (), new_tokens or TEST_TOKENS, (context_len,)) for context_len in context_lens]
     by_doublings = [replace(grid, batch_sizes=each) for grid in grids for each in enough]

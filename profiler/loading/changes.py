@@ -91,8 +91,6 @@ class Circumstances:
 _COMPILING_ON_GPU_S, _COMPILING_A_LAYER_S = 20.0, 1.25
 """Seconds to compile a model on a GPU, and for each of its layers. Mistral-7B took 50 s on an H100, 50 to 75 on an
 H200."""
-_COMPILING_S = 40.0
-"""Seconds to compile prefill and step of a few layers on a CPU: 16 s a piece for one layer of SmolLM2-135M."""
 
 _STATIC = 'cache_implementation="static"'
 
@@ -146,7 +144,8 @@ def compiled_forward(here: Circumstances) -> Change:
         "torch.compile",
         statement="model.forward = torch.compile(model.forward)",
         calling="" if here.on_gpu else _STATIC,
-        preparing_s=2 * (_COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * here.layers) if here.on_gpu else _COMPILING_S,
+        # Prefill and step; of a few layers on a CPU, where one layer of SmolLM2-135M took 16 s a piece.
+        preparing_s=2 * (_COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * here.layers) if here.on_gpu else 40.0,
     )
 
 

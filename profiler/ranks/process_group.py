@@ -25,9 +25,6 @@ _NOTICE_S = 3.0
 """torchrun ends the other ranks within this time after one has ended."""
 SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
 """1 KiB to 64 MiB."""
-_WARM_CALLS, _MOST_CALLS = 3, 64
-_CALLS_BYTES = 256 << 20
-"""All calls of one size send at most this much."""
 
 
 class ProcessGroup:
@@ -100,10 +97,10 @@ class ProcessGroup:
 
     def _exchange_s(self, nbytes: int, machine: Machine) -> float:
         """Mean seconds of an all-reduce, from the last arrival to the first departure, with a layer's reads between."""
-        calls = min(_MOST_CALLS, _CALLS_BYTES // nbytes)
+        calls = min(64, (256 << 20) // nbytes)  # which send at most 256 MiB
         exchange = partial(dist.all_reduce, torch.ones(nbytes // 4, device=self.device))
         weights, begun_s, ended_s = torch.ones(2 << 20), list[float](), list[float]()
-        for _ in range(_WARM_CALLS):
+        for _ in range(3):  # the first calls take longer
             exchange()
         if machine.clock.ahead:
             machine.clock.synchronize()
