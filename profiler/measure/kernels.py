@@ -21,14 +21,14 @@ from profiler.device.memory import page_faults
 from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import Replay, Replays
-from profiler.facts.operators import REST
+from profiler.facts.operators import COPIES, REST
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.request import ModelRequest
 from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
 from profiler.measure.schedule import corners
 from profiler.measure.subject import Subject
-from profiler.quant.storage import conversion_calls, model_storage_bytes, without_waiting
+from profiler.quant.storage import conversion_calls, without_waiting
 from profiler.roofs.sampler import is_known
 from profiler.stats import timing_of
 
@@ -137,10 +137,13 @@ def _keys_by_shape(
 def _between_bytes(subject: Subject, key: CellKey, ceilings: Ceilings) -> int:
     """Bytes of the KV cache, old and copied, that a decode step on a CPU touches between its linears, where they evict
     weights. Rounded to `_CACHE_STEP` of the model's weights, and at most what leaves no weights in a cache."""
-    if subject.machine.captures:
+    if subject.machine.captures or key.phase == "prefill":
         return 0
-    unit = _CACHE_STEP * model_storage_bytes(subject.loaded.module)
-    return int(min(round(subject.touched_cache_bytes(key) / unit) * unit, ceilings.past_caches_bytes))
+    work = subject.work.work(Step.of(key), subject.path_of(key))
+    # Copied bytes are read once and written once.
+    touched_bytes = float(work.kv_read_bytes + sum(work.redundant_bytes.get(cause, 0) for cause in COPIES) / 2)
+    unit = _CACHE_STEP * subject.model_bytes
+    return int(min(round(touched_bytes / unit) * unit, ceilings.past_caches_bytes))
 
 
 def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[Linear, int]:
@@ -199,7 +202,7 @@ def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
     cache_bytes = subject.machine.info.last_level_cache_bytes
     # 50 µs of reading hide the launch of a graph, of about 10 µs.
     cold_bytes = max(2 * cache_bytes, int(50e-6 * ceilings.memory_bytes_per_s))
-    return cold_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
+    return cold_bytes if subject.model_bytes > cache_bytes else 0
 
 
 def _replay_step_linears(

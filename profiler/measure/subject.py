@@ -18,7 +18,7 @@ from profiler.data.free_memory import room_bytes
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.operators import COPIES, OperatorWork
+from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import ModelFacts
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
@@ -85,14 +85,6 @@ class Subject:
         if self.engines[key.cell.engine].owned:  # then only the work that the algorithm needs is known
             works = [replace(work, activation_bytes=0, redundant_flops={}, redundant_bytes={}) for work in works]
         return tuple(works)
-
-    def touched_cache_bytes(self, key: CellKey) -> float:
-        """Return the bytes of the KV cache, old and copied, that a decode step touches; 0 for a prefill."""
-        if key.phase == "prefill":
-            return 0.0
-        work = self.work.work(Step.of(key), self.path_of(key))
-        # Copied bytes are read once and written once.
-        return float(work.kv_read_bytes + sum(work.redundant_bytes.get(cause, 0) for cause in COPIES) / 2)
 
     def need(self, cell: Cell) -> MemoryNeed:
         """Return the memory that a cell needs, weights included."""

@@ -267,7 +267,7 @@ class Trials:
         stack = stack_of(self.subject.loaded.module, self.subject.loaded.config.get_text_config())
         assert stack is not None, "a pattern is one of a list of layers"
         layer_bytes = sum(part.numel() for part in stack.parameters()) * _FLOAT32_BYTES / len(stack)
-        other_bytes = model_storage_bytes(self.subject.loaded.module) - model_storage_bytes(stack)
+        other_bytes = self.subject.model_bytes - model_storage_bytes(stack)
         room_bytes = _MEMORY_SHARE * self.subject.machine.available_bytes() - 2 * other_bytes
         most = min(room_bytes / (2 * max(layer_bytes, 1.0)), _MOST_SHARE * pattern.layers)
         return pattern.long(min(most, share * pattern.layers), _LEAST_PERIODS)
