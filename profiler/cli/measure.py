@@ -101,7 +101,6 @@ def group_of(option: str, ranks: int, device_type: str) -> ProcessGroup | None:
     Raises RequestError for more ranks than GPUs, RankError if a signal ended a rank. Exits with the code of the rank
     that failed first.
     """
-
     if device_type == "cuda" and ranks > gpu_count():
         raise RequestError(
             f"{option} {ranks}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu."

@@ -127,7 +127,7 @@ def changes(run: Run) -> Section:
     evidence = evidence_of(run)
     judged = [result for result in selected_cells(run) if result.key in evidence]
     effects = [(effect, result) for result in judged for effect in evidence[result.key].changes]
-    found = [pair for pair in effects if abs(pair[0].saves_s) >= WORTH_SHOWING * pair[1].latency_s]
+    found = [(effect, result) for effect, result in effects if abs(effect.saves_s) >= WORTH_SHOWING * result.latency_s]
     by_basis = sorted(found, key=lambda pair: ("measured", "tried", "computed").index(pair[0].basis))
     names = list(dict.fromkeys(effect.change for effect, _ in by_basis))
     rows = []
