@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.module_kinds import is_attention
@@ -46,7 +45,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
         return []
     # The groups of operators, and the attention modules around the cores.
     group_by_name: dict[str, str] = {operator.name: str(operator.group) for operator in subject.work.operators}
-    groups: dict[nn.Module, str] = {}
+    groups: dict[torch.nn.Module, str] = {}
     for name, module in subject.loaded.module.named_modules():
         if is_attention(module):
             groups[module] = "attention"

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear, ModelWork
@@ -44,11 +43,11 @@ _CALL_STEPS = {True: 5.0, False: 3.0}
 _CACHE_STEP = 0.25
 
 Key = TypeVar("Key", bound=Hashable)
-Linears = dict[Linear, list[nn.Module]]
+Linears = dict[Linear, list[torch.nn.Module]]
 """The linears of a model that can be called by themselves, each with its modules, one per layer."""
 
 
-def replayable_linears(work: ModelWork, model: nn.Module) -> Linears:
+def replayable_linears(work: ModelWork, model: torch.nn.Module) -> Linears:
     """Return the linears that the walk counted, with their modules."""
     modules = linear_modules(model)
     operators = {linear_key(op): op for op in work.of_kind(Linear) if linear_key(op) in modules}
@@ -261,7 +260,7 @@ def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
 
 
 def replay_linears(
-    linears: Mapping[Key, Sequence[nn.Module]],
+    linears: Mapping[Key, Sequence[torch.nn.Module]],
     rows: Mapping[Key, int],
     machine: Machine,
     *,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch import nn
 
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
@@ -127,7 +125,7 @@ def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _kept_if(is_complete: Callable[[], bool]) -> Iterator[None]:
     """Context manager that a step after twice the time ends; it raises OutOfTimeError unless the samples suffice."""
     try:
@@ -289,7 +287,7 @@ def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[P
 class _Among:
     """Steps of the overhead model among streaming weights, and the bare calls of its linears between them."""
 
-    def __init__(self, bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], step: Step) -> None:
+    def __init__(self, bench: _Bench, pairs: Sequence[tuple[torch.nn.Module, torch.nn.Module]], step: Step) -> None:
         self._bench, self._pairs, self._step = bench, pairs, step
         device, dtype = bench.loaded.request.device, bench.loaded.request.dtype
         widths = {stored(linear).in_features for pair in pairs for linear in pair}
@@ -349,9 +347,9 @@ class _Among:
         )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _streaming(
-    narrow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
+    narrow: Sequence[torch.nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
 ) -> Iterator[list[float]]:
     """Context manager in which each narrow linear runs after its stream of weights; yields the streams' seconds."""
     seconds: list[float] = []
@@ -362,7 +360,7 @@ def _streaming(
         seconds.append(machine.now_s() - start_s)
         return own(hidden)
 
-    with contextlib.ExitStack() as patches:
+    with ExitStack() as patches:
         for linear, stream in zip(narrow, streams, strict=True):
             patches.enter_context(patched(linear, forward=partial(run, stream, linear.forward)))
         yield seconds

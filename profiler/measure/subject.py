@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import torch
-from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.chosen_kernel import SdpaStep, attention_path, outlier_columns
@@ -161,7 +160,7 @@ class Subject:
         return max((rows.always_from for rows in found if rows is not None), default=None)
 
 
-def _kinds_of_linears(model: nn.Module) -> dict[str, int]:
+def _kinds_of_linears(model: torch.nn.Module) -> dict[str, int]:
     """Number of linears of each class and format, with what their kernel does first."""
     counts = Counter[str]()
     for module in (module for modules in linear_modules(model).values() for module in modules):

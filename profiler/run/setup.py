@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from pydantic import TypeAdapter
-from torch import nn
 
 from profiler import effort
 from profiler.counting.chosen_kernel import path_here
@@ -292,7 +291,7 @@ def set_grid(
     return replace(prepared.on(grid), larger=larger), on_grid(subject, grid, stages), pace
 
 
-def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
+def bytes_without_weights(module: torch.nn.Module, request: ModelRequest, grid: Grid) -> int:
     """Return what the cell that needs least memory and the drift probe need besides the weights of a model on meta."""
     work, cell = walk(module), min(grid.cells, key=lambda cell: cell.batch_size * cell.slots)
     path = path_here(module, work, request.device, request.dtype, cell.depth)

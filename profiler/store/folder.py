@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -115,7 +114,7 @@ def read_document(folder: Path) -> RunDocument:
         raise RunError(f"{document_path} is damaged or from another version: {problem}.") from None
 
 
-def read_run(folder: str | PathLike[str]) -> Run:
+def read_run(folder: str | os.PathLike[str]) -> Run:
     """Read a run folder. Raises RunError naming the missing or damaged file."""
     folder = Path(folder)
     document = read_document(folder)
