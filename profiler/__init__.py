@@ -5,8 +5,6 @@ run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])
 run.cells  # a pandas DataFrame with one row per phase and cell
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from traceback import clear_frames
-from typing import ClassVar
 
 
 class RoofscopeError(Exception):
@@ -31,15 +30,11 @@ class ModelError(RequestError):
 class DeviceError(RequestError):
     """A device that does not exist, stopped working, or cannot do the request."""
 
-    time_to_report: ClassVar[bool] = True
-    """Whether the run that it ends still writes its reports."""
-
 
 class RankError(DeviceError):
     """A rank of a shared model ended or failed. torchrun waits for this process to end; measurements are kept."""
 
     exit_code = 3
-    time_to_report = False
 
 
 class CaptureError(RequestError):
@@ -85,11 +80,6 @@ def describe_error(error: BaseException) -> str:
     """Return the first line of an error, with its type unless it is roofscope's: `AttributeError: no such thing`."""
     line, kind = first_line(error), type(error).__name__
     return line if isinstance(error, RoofscopeError) or line == kind else f"{kind}: {line}"
-
-
-def is_of_device(error: BaseException) -> bool:
-    """Return whether CUDA raised `error`: a RuntimeError, or a subclass, with CUDA in its text."""
-    return isinstance(error, RuntimeError) and "CUDA" in str(error)
 
 
 @contextlib.contextmanager

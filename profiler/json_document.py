@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field, PlainSerializer, TypeAdapter
 
@@ -29,8 +29,7 @@ def view(kind: type[_T], source: object, **further: Any) -> _T:
 
 def dumped(value: object) -> dict[str, Any]:
     """Return a dataclass as pydantic dumps it, without fields that are `HIDDEN`."""
-    made: dict[str, Any] = TypeAdapter(type(value)).dump_python(value)
-    return made
+    return cast(dict[str, Any], TypeAdapter(type(value)).dump_python(value))
 
 
 def json_text(document: object) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from profiler.errors import RequestError, near_misses
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-"""The dtypes that options name."""
 
 
 def option(

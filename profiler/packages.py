@@ -13,8 +13,6 @@ from profiler.errors import RequestError
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-_OWN = "roofscope"
-
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 """Source of requirements in a checkout; an installed package has metadata instead."""
 MISSING = "missing"
@@ -55,7 +53,7 @@ def requirements() -> list[Requirement]:
 def requirement_texts() -> Sequence[str]:
     """Return roofscope's requirements from its metadata or, in a checkout without it, from pyproject.toml."""
     try:
-        return metadata.requires(_OWN) or ()
+        return metadata.requires("roofscope") or ()
     except metadata.PackageNotFoundError:
         if not PYPROJECT.is_file():
             return ()

@@ -224,9 +224,9 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return float(np.percentile(samples, percent)) if len(samples) >= samples_for(percent) else math.nan
 
 
-def narrow_enough(time_s: Estimate, repetitions: int, half_width: float = TARGET_HALF_WIDTH) -> bool:
+def narrow_enough(time: Estimate, repetitions: int) -> bool:
     """Return whether a cell's interval after `repetitions` repetitions needs no further one."""
-    return repetitions >= LEAST_REPETITIONS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES
+    return repetitions >= LEAST_REPETITIONS and time.half_width <= TARGET_HALF_WIDTH and time.samples >= LEAST_SAMPLES
 
 
 def student_t(freedom: float, share: float = 0.95) -> float:

@@ -19,9 +19,9 @@ from profiler.counting.cache import counted_model
 from profiler.counting.count import count, model_work
 from profiler.counting.floor import floor_s
 from profiler.counting.grid_count import GridCount, check_countable, count_grid
+from profiler.counting.kernels import causal_pairs
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.counting.pairs import causal_pairs
 from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called as gpu
 from profiler.data.datasheets import gpus
@@ -30,9 +30,8 @@ from profiler.data.links import link_called as link
 from profiler.errors import RequestError, near_misses
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import resolve
-from profiler.report.plots import check_gpus
 from profiler.report.plots.style import STYLE_FILE
-from profiler.report.plots.theory import THEORY_PLOTS
+from profiler.report.plots.theory import draw_grid
 
 __all__ = [
     "ExecutionPath", "Kernel", "Step", "attention_steps", "bus_share", "cache_bytes", "combined", "count",
@@ -159,8 +158,7 @@ def numbers(
 
 def picture(counted: GridCount, name: str) -> Figure:
     """Draw a counted grid: `roofline`, which needs a GPU (else RequestError), or `kv`."""
-    check_gpus(counted, name, f"the picture {name!r}", 'gpus=["T4"] to `theory.grid`')
-    return THEORY_PLOTS[name](counted)
+    return draw_grid(counted, name, f"the picture {name!r}", 'gpus=["T4"] to `theory.grid`')
 
 
 def use_style() -> None:

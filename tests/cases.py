@@ -1,7 +1,5 @@
 """The cases of a parametrised test, most of which are slow."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of other tools: those of tests/data/foreign, and copies with other values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ def holds(file: ForeignFile, covers: str, expected: dict[str, object], said: str
     figure = [figure for figure in file.figures if figure.covers == covers][-1]
     assert said in " ".join((*figure.notes, *file.remarks))
     for what, value in expected.items():
-        parts = (figure.shape, figure.tokens, figure.held, file)
+        parts = (figure.shape, figure, file)
         source = next((part for part in parts if hasattr(part, what)), None)
         found = figure.time.value if what == "seconds" else file.settings.get(what) or getattr(source, what, None)
         assert found == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), what

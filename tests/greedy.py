@@ -1,7 +1,5 @@
 """Prompts, and their greedy tokens by an engine and by transformers' own generate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

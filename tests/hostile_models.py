@@ -1,7 +1,5 @@
 """Malicious and broken models: functions that spoil a copy of a valid one."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

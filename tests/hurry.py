@@ -3,8 +3,6 @@
 `python tests/hurry.py run ...` is the command line with these settings.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -5,8 +5,6 @@ A picture keeps a digest of the notebook's code up to it, which `tests/test_note
 it ran. No cell draws one of roofscope's own pictures, so a change of those needs no new run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import tempfile

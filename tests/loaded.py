@@ -1,7 +1,5 @@
 """Models as commands have them: loaded on this CPU, or built on meta and walked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

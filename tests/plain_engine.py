@@ -1,7 +1,5 @@
 """An engine without a model: its steps take a given time, and it may run out of memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

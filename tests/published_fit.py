@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from profiler.data import FOLDER
+from profiler.data import FOLDER, published_results, rows_of
 from profiler.data.datasheets import gpus
-from profiler.data.published_results import MIXTURE, Coverage, EngineKind, PublishedFigure, published
+from profiler.data.published_results import MIXTURE, Coverage, EngineKind
 from profiler.grid.cells import Phase
 from profiler.predict.operator_arrays import Array
 from profiler.predict.published_efficiency import CardSteps, Efficiency, Shares, family_of, host_index_of, peak_of
@@ -30,6 +31,89 @@ _WITH_COPIES = 3
 """Bytes moved for a cache that is copied before it is read, in multiples of its size."""
 _DENSE_COPY = 4
 """Bytes per weight that a dense copy in 16 bits writes and reads."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    model: str
+    layers: int
+    kv_elements_per_token: float
+    routed_params: float = 0.0
+    experts: int = 1
+    experts_per_token: int = 1
+
+
+@cache
+def _models() -> dict[str, _Model]:
+    return {row.model: row for row in rows_of("published_models.csv", _Model)}
+
+
+@dataclass(frozen=True)
+class PublishedFigure(published_results.PublishedFigure):
+    """One published time of a model on a single card, with the work of its step."""
+
+    bits: float
+    """Bits per weight in that format, at the mean of what a step streams; without routed experts if these differ."""
+    gpu: str
+    """The row of gpus.csv."""
+    phase: Phase
+    latency_s: float
+    source: str
+    expert_bits: float = 0.0
+    """Bits per weight of routed experts; 0: those of all weights."""
+    prompt_len: int = 0
+    """0 if the source does not say and the batch is 1, where its effect is negligible."""
+    new_tokens: int = 0
+
+    @property
+    def _model(self) -> _Model:
+        return _models()[self.model]
+
+    @property
+    def query_tokens(self) -> int:
+        return self.prompt_len if self.phase == "prefill" else 1
+
+    @property
+    def context_len(self) -> int:
+        """Cached tokens in the middle of the timed steps."""
+        return 0 if self.phase == "prefill" else self.prompt_len + self.new_tokens // 2
+
+    @property
+    def layers(self) -> int:
+        return self._model.layers
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes that a step streams: those of routed experts, if its tokens choose evenly and independently."""
+        model = self._model
+        unread = (1 - model.experts_per_token / model.experts) ** (self.batch * self.query_tokens)
+        routed_bytes = model.routed_params * (1 - unread) * (self.expert_bits or self.bits) / 8
+        return (self.weights - model.routed_params) * self.bits / 8 + routed_bytes
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of the cache in 16 bits."""
+        return 2 * self.batch * (self.context_len + self.query_tokens) * self._model.kv_elements_per_token
+
+    @property
+    def flops(self) -> float:
+        """2 FLOPs per token and weight that multiplies it."""
+        idle = self._model.routed_params * (1 - self._model.experts_per_token / self._model.experts)
+        return 2 * (self.weights - idle) * self.batch * self.query_tokens
+
+    @property
+    def publisher(self) -> str:
+        """Who published it: the owner of the repository, or the host of the page; else the source itself.
+
+        Figures of one publisher share hosts, versions and ways of measuring.
+        """
+        owner = re.match(r"github:([^/]+)|https://(?:huggingface\.co/datasets/)?([^/]+)", self.source)
+        return (owner[1] or owner[2]) if owner else self.source
+
+
+@cache
+def published() -> tuple[PublishedFigure, ...]:
+    return rows_of("published.csv", PublishedFigure)
 
 
 def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:

@@ -1,7 +1,5 @@
 """The records of a run's samples.jsonl, without the profiler's own reader."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draw docs/images/token.svg, README's picture, from committed runs: `python -m tests.readme_picture`."""
 
-from __future__ import annotations
-
 import csv
 import json
 from html import escape

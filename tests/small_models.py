@@ -1,7 +1,5 @@
 """Models of two narrow layers with random weights: one for each kind of attention and of MLP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

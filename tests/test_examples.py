@@ -1,7 +1,5 @@
 """The examples use commands and options that exist. The keys of their tools were checked against the tools' schemas."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,7 +17,7 @@ import typer
 import yaml
 
 from profiler.cli.app import app
-from profiler.loading.source import preset_names
+from profiler.loading.source import presets
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -34,7 +32,7 @@ def test_an_example_asks_what_this_program_takes(name: str, roofscope: Callable[
         environment, lines = content["envs"], content["run"].splitlines()
     else:
         environment, lines = dict(item.split("=", 1) for item in content["env"]), content["commands"]
-    assert environment["MODEL"] in preset_names()
+    assert environment["MODEL"] in presets()
     calls = [shlex.split(Template(line).substitute(environment)) for line in lines if line.startswith("roofscope ")]
     assert [words[1] for words in calls] == ["doctor", "run"]
     group = typer.main.get_command(app)

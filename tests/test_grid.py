@@ -1,7 +1,5 @@
 """The range grammar, the order of cells, and prompts of unequal lengths."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

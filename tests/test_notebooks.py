@@ -1,7 +1,5 @@
 """The teaching notebooks: each runs from top to bottom on a CPU, and uses only the package's formulas."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny models with a tokenizer of known words, so that a text has known tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The bytes that torch's operators move."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,18 +13,14 @@ from profiler.packages import MISSING, install_command, version_of
 from profiler.quant.bitsandbytes import import_bitsandbytes
 from profiler.units import percent, processors, scaled
 
-_LITTLE_FREE = 0.8
-"""Below this share of a GPU's memory, other processes use some of it."""
-
 
 def card(machine: Machine) -> Found:
     """Report the device and its datasheet, and check that it runs a kernel of this torch."""
     info = machine.info
     if not machine.is_cuda:
         return None, f"the CPU: {info.name}, {processors(info.threads, info.kind)}, {info.compute_capability}"
-    words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}"
-    if len(machine.links) > 1:
-        words += f", one of {len(machine.links)}"
+    several = f", one of {len(machine.links)}" if len(machine.links) > 1 else ""
+    words = f"{info.name}, {info.threads} SMs, compute capability {info.compute_capability}{several}"
     try:
         torch.zeros(1, device=machine.device).add_(1).item()
     except RuntimeError as error:
@@ -41,7 +37,7 @@ def free_memory(machine: Machine) -> Found:
     """Report the free memory, and whether other processes use memory of the GPU."""
     free, total = machine.available_bytes(), machine.info.memory_bytes
     words = f"{scaled(free, 'B')} free of {scaled(total, 'B')}"
-    if machine.is_cuda and free < _LITTLE_FREE * total:
+    if machine.is_cuda and free < 0.8 * total:
         return False, f"{words}: other processes hold {percent(1 - free / total)} of it"
     return True, words
 

@@ -19,10 +19,6 @@ from profiler.units import scaled
 if TYPE_CHECKING:
     from profiler.device.machine import Machine
 
-_WELL_KNOWN = "mistral-7b-v0.1"
-"""The model of the first command on a GPU, if it fits."""
-_PACKED = ("int8", "nf4")
-"""Formats of bitsandbytes in which presets are listed."""
 _TOO_LARGE = "too large"
 _FIRST_PROMPT_LEN = 512
 _FIRST_BATCHES = (1, 8)
@@ -54,10 +50,6 @@ class Examination:
     """The command to run first, or what to fix before it."""
 
 
-_NEEDED_FIRST = ("driver", "torch", "packages", "device")
-"""If one of these fails, the first command is to fix it."""
-
-
 def examine(device: str = "auto") -> Examination:
     """Check every part of this installation on a device. Downloads nothing, and catches every error of a library.
 
@@ -87,7 +79,8 @@ def examine(device: str = "auto") -> Examination:
             return any(fit.fits for fit in fits), fit_words(fits)
 
         findings.append(run_check("fits", fitting))
-    broken = [item.name for item in findings if item.name in _NEEDED_FIRST and item.works is False]
+    needed = ("driver", "torch", "packages", "device")  # if one of them fails, the first command is to fix it
+    broken = [item.name for item in findings if item.name in needed and item.works is False]
     first = first_command(fits, on_card=kind == "cuda")
     if broken:
         otherwise = f", or continue on the CPU: {first}" if kind == "cpu" and "packages" not in broken else ""
@@ -110,13 +103,13 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     from profiler.counting.memory_need import memory_need
     from profiler.facts.step import Step
     from profiler.loading.device_map import room_here_bytes
-    from profiler.loading.source import preset_names, resolve
+    from profiler.loading.source import presets, resolve
 
     half, query = machine.info.sixteen_bit_dtype, _FIRST_PROMPT_LEN
     precisions = [(dtype, dtype, "none") for dtype in ([half] if machine.is_cuda else ["float32", half])]
-    precisions += [(quant, half, quant) for quant in _PACKED if packs]
+    precisions += [(quant, half, quant) for quant in ("int8", "nf4") if packs]
     free_bytes, new_tokens, fits = room_here_bytes(machine.device), DEFAULT_NEW_TOKENS, []
-    for name in preset_names():
+    for name in presets():
         for precision, dtype, quant in precisions:
             counted = counted_model(resolve(name), dtype, quant)
             cores, kind = counted.work.of_kind(AttentionCore), getattr(torch, dtype)
@@ -149,7 +142,7 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     if not on_card or not fitting:
         return f"{_command()} {'run' if any(fit.model == DEFAULT_MODEL for fit in fitting) else 'ceilings'}"
     # LLM.int8() waits for the GPU in every matmul, so it is the last choice.
-    well_known = [fit for fit in fitting if fit.model == _WELL_KNOWN]
+    well_known = [fit for fit in fitting if fit.model == "mistral-7b-v0.1"]
     well_known.sort(key=lambda fit: (not fit.fits_first, fit.precision == "int8"))
     dense = [fit for fit in fitting if fit.precision not in FORMATS]
     choice = well_known[0] if well_known else max(dense or fitting, key=lambda fit: fit.needs_bytes)

@@ -29,7 +29,6 @@ NEEDED_FOR = {
 }
 """Packages that only some runs need; bitsandbytes has its own check."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-_COMPILER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,11 @@ def packages() -> Found:
     required = [item for item in requirements() if is_for_all(item)]
     if not required:
         return None, "neither metadata nor a pyproject.toml lists the packages of roofscope"
-    unmet = [item for item in required if not is_met(item)]
-    unmet = [item for item in unmet if item.name not in OWN_LINES or version_of(item.name) != MISSING]
+    unmet = [
+        item
+        for item in required
+        if not is_met(item) and (item.name not in OWN_LINES or version_of(item.name) != MISSING)
+    ]
     if not unmet:
         return True, "every package that a run needs is installed"
     words = ", ".join(f"{item.name} {version_of(item.name)} (needs {item.specifier})" for item in unmet)
@@ -145,7 +147,7 @@ def compiler() -> tuple[bool, str]:
         return False, "no C++ compiler (apt install g++): --engine compile cannot work"
     command = [name, "-S", "-fPIC", f"-I{sysconfig.get_paths()['include']}", "-x", "c++", "-", "-o", os.devnull]
     module = "#include <Python.h>\n#include <vector>\nint one() { return Py_IsInitialized(); }\n"
-    done = subprocess.run(command, input=module, capture_output=True, text=True, timeout=_COMPILER_S, check=False)
+    done = subprocess.run(command, input=module, capture_output=True, text=True, timeout=60.0, check=False)
     if done.returncode == 0:
         return True, f"{Path(name).name} compiles modules for Python"
     if "Python.h" in done.stderr:

@@ -17,7 +17,7 @@ from profiler.cli import compare, explain, measure, predict
 from profiler.cli.measure import started_by_torchrun
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.removed import removed
-from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, is_of_device, near_misses
+from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, near_misses
 from profiler.units import visible
 
 _DEBUG = "--debug"
@@ -129,6 +129,6 @@ def complaint(error: BaseException) -> tuple[str, int]:
         elif number := re.search(r"(--[\w-]+).*should be a valid (integer|number)", sentence):
             sentence = f"{number[1]} needs {'a whole number' if number[2] == 'integer' else 'a number'}."
         return f"{sentence} See `roofscope{command} --help`.", EXIT_REQUEST
-    if is_of_device(error):
+    if isinstance(error, RuntimeError) and "CUDA" in str(error):
         return f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST
     return f"internal error: {describe_error(error)} (--debug shows more)", 1

@@ -6,14 +6,15 @@ import contextlib
 import functools
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
+from profiler.cli.measure import run_json
 from profiler.cli.options import LongOutput, asks
 from profiler.cli.removed import removed
 from profiler.errors import RequestError
@@ -45,42 +46,36 @@ OF_WHY: dict[str, Any] = {
 """How typer reads `why`: arguments after the script belong to the script."""
 
 
-@dataclass(frozen=True)
-class Script:
-    """The script that `why` runs, and its answer's folder."""
-
-    script: str | None = argument("Your script and its arguments.", "SCRIPT.py [ITS ARGUMENTS]", default=None)
-    module: str = option("", "Run a module instead of a file.", flag="-m", metavar="MODULE")
-    out: Path | None = option(None, "Folder for why.json and why.html (default: under runs/).")
+@asks()
+def why(
+    context: typer.Context,
+    *,
+    script: str | None = argument("Your script and its arguments.", "SCRIPT.py [ITS ARGUMENTS]", default=None),
+    module: str = option("", "Run a module instead of a file.", flag="-m", metavar="MODULE"),
+    out: Path | None = option(None, "Folder for why.json and why.html (default: under runs/)."),
     budget_s: float | None = option(
         None,
         "Most seconds for the answer (default: as long as the script took, at least 30, at most 300).",
         flag="budget",
-    )
-
-    def __post_init__(self) -> None:
-        if not self.module and self.script is None:
-            raise RequestError(
-                "why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE."
-            )
-        if self.budget_s is not None and not self.budget_s >= 0:
-            raise RequestError(f"--budget {self.budget_s:g} is not possible; give seconds of 0 or more.")
-
-
-@asks()
-def why(context: typer.Context, given: Script, output: LongOutput) -> None:
+    ),
+    output: LongOutput,
+) -> None:
     """Run your own script, and report why its models are slow.
 
     Names the lines to change, and the seconds that each change saves. The script is not modified.
     """
+    if not module and script is None:
+        raise RequestError("why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE.")
+    if budget_s is not None and not budget_s >= 0:
+        raise RequestError(f"--budget {budget_s:g} is not possible; give seconds of 0 or more.")
     from profiler.why_slow.command import why_script
 
     # With -m, what typer takes for the script is the module's first argument.
-    arguments = [*([given.script] if given.module and given.script is not None else []), *context.args]
-    path = None if given.module or given.script is None else Path(given.script)
+    arguments = [*([script] if module and script is not None else []), *context.args]
+    path = None if module or script is None else Path(script)
     streams = _script_streams(to_stderr=output.format == "json")
     show = functools.partial(_print_answer, output)
-    raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, show, given.budget_s))
+    raise typer.Exit(why_script(path, module, arguments, out, streams, show, budget_s))
 
 
 def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hints: tuple[str, ...]) -> None:
@@ -127,8 +122,7 @@ def export(
 ) -> None:
     """Write a run's tokens-per-second table."""
     from profiler.report.columns import EXPORTERS, tokens_table
-    from profiler.store.folder import read_run
-    from profiler.store.writer import replace_file
+    from profiler.store.folder import read_run, replace_file
 
     one_of(kind, "--format", EXPORTERS)
     content = EXPORTERS[kind](tokens_table(read_run(folder)))
@@ -147,7 +141,6 @@ def judge(*, folder: Path = argument("A run folder.", "RUN"), output: LongOutput
     Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
     `report` writes the pages.
     """
-    from profiler.cli.measure import run_json
     from profiler.report.sections import run_sections
     from profiler.run.judge_folder import judge_folder
 
@@ -201,13 +194,10 @@ def explain(
 
     With --run, the explanation has that run's figures.
     """
-    from textwrap import fill
-
-    from profiler.report.glossary import GLOSSARY, explanation
-    from profiler.report.terminal import screen
+    from profiler.report import glossary, terminal
     from profiler.store.folder import read_run
 
     figures_of = read_run(run) if run is not None else None
-    text = ", ".join(GLOSSARY) if term is None else explanation(term, figures_of)
+    text = ", ".join(glossary.GLOSSARY) if term is None else glossary.explanation(term, figures_of)
     for line in text.splitlines():
-        print(fill(line, screen().width, break_on_hyphens=False))
+        print(textwrap.fill(line, terminal.screen().width, break_on_hyphens=False))

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, OnDevice, Output, Progress, asks
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, Output, Progress, asks
+from profiler.data import datasheets
+from profiler.device.device import gpu_count, resolve_device
 from profiler.errors import RankError, RequestError
 from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import values_of
-from profiler.options import argument, listed, one_of, option
+from profiler.options import argument, check_device_name, listed, one_of, option
+from profiler.report.blocks import Lines, Section, Sentences
 from profiler.run.options import Options
 
 if TYPE_CHECKING:
     from profiler.ranks.process_group import ProcessGroup
-    from profiler.report.progress import Listener
     from profiler.store.folder import Run
 
 
@@ -59,33 +60,28 @@ def run(
 
             follow_rank(prepared, group)
             return
-    with progress.listener(output) as listener, _naming_what_is_kept(prepared.out, listener):
-        spent_s = max(0.0, time.time() - start_s)
-        if group is None:
-            from profiler.run.pipeline import execute
+    try:
+        with progress.listener(output) as listener:
+            spent_s = max(0.0, time.time() - start_s)
+            if group is None:
+                from profiler.run.pipeline import execute
 
-            measured = execute(prepared, listener, spent_s=spent_s)
-        else:
-            from profiler.ranks.run import execute_ranks
+                measured = execute(prepared, listener, spent_s=spent_s)
+            else:
+                from profiler.ranks.run import execute_ranks
 
-            measured = execute_ranks(prepared, listener, group, spent_s=spent_s)
+                measured = execute_ranks(prepared, listener, group, spent_s=spent_s)
+    except RankError as error:
+        raise RankError(f"{error}; the measurements are in {prepared.out}.") from error
+    except KeyboardInterrupt:
+        kept = f"the measurements are in {prepared.out}, and --resume {prepared.out} finishes the run"
+        print(f"interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     from profiler.report.sections import run_sections
 
     whole_by = f"roofscope judge {measured.folder} --full"  # measures nothing again
     output.answer(lambda: run_json(measured), lambda: run_sections(measured), whole_by)
     _refuse_gaps([measured])
-
-
-@contextlib.contextmanager
-def _naming_what_is_kept(folder: Path, listener: Listener) -> Iterator[None]:
-    try:
-        yield
-    except RankError as error:
-        raise RankError(f"{error}; the measurements are in {folder}.") from error
-    except KeyboardInterrupt:
-        listener.close()
-        print(f"interrupted; the measurements are in {folder}, and --resume {folder} finishes the run", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _refuse_gaps(runs: Sequence[Run]) -> None:
@@ -105,7 +101,6 @@ def group_of(option: str, ranks: int, device_type: str) -> ProcessGroup | None:
     Raises RequestError for more ranks than GPUs, RankError if a signal ended a rank. Exits with the code of the rank
     that failed first.
     """
-    from profiler.device.device import gpu_count
 
     if device_type == "cuda" and ranks > gpu_count():
         raise RequestError(
@@ -155,7 +150,6 @@ def _run_several(options: Options, progress: Progress, output: LongOutput) -> No
 
         output.answer(lambda: documents, lambda: comparison_sections(runs), f"open {page_of_several(runs)}")
     else:
-        from profiler.report.blocks import Section, Sentences
         from profiler.report.device import health_lines
         from profiler.report.sections import run_sections
 
@@ -170,46 +164,40 @@ def _run_several(options: Options, progress: Progress, output: LongOutput) -> No
     _refuse_gaps(runs)
 
 
-@dataclass(frozen=True)
-class BatchTest:
-    """The steps whose batch `batch-test` doubles."""
-
-    phase: str = option("decode", "prefill or decode.")
-    prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short")
-    context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode.")
-
-    def __post_init__(self) -> None:
-        one_of(self.phase, "--phase", PHASES)
-        for tokens, flag in ((self.prompt, "--prompt"), (self.context, "--context")):
-            if tokens:
-                values_of([tokens], flag)
-
-    @property
-    def doubled(self) -> Phase:
-        return "prefill" if self.phase == "prefill" else "decode"
-
-
 @asks(only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"), budget_s=60.0)
-def batch_test(options: Options, test: BatchTest, progress: Progress, output: Output) -> None:
+def batch_test(
+    *,
+    options: Options,
+    phase: str = option("decode", "prefill or decode."),
+    prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short"),
+    context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode."),
+    progress: Progress,
+    output: Output,
+) -> None:
     """Double the batch until memory, throughput or budget ends it.
 
     Compares the measured slopes with those that bytes and FLOPs predict.
     """
+    one_of(phase, "--phase", PHASES)
+    for tokens, flag in ((prompt, "--prompt"), (context, "--context")):
+        if tokens:
+            values_of([tokens], flag)
+    doubled: Phase = "prefill" if phase == "prefill" else "decode"
     with progress.listener(output) as listener:
-        from profiler.run.pipeline import execute
-        from profiler.run.validate import prepare_batch_test
+        from profiler.run import pipeline, validate
 
-        result = execute(prepare_batch_test(options, test.doubled, test.prompt, test.context), listener)
+        prepared = validate.prepare_batch_test(options, doubled, prompt, context)
+        result = pipeline.execute(prepared, listener)
     from profiler.run.screens import doubling_sections
 
-    output.answer(lambda: run_json(result), lambda: doubling_sections(result, test.doubled))
+    output.answer(lambda: run_json(result), lambda: doubling_sections(result, doubled))
     _refuse_gaps([result])
 
 
 @asks()
 def ceilings(
     *,
-    on: OnDevice,
+    device: str = option("auto", "auto, cpu, cuda or cuda:N."),
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link"),
     output: Output,
 ) -> None:
@@ -218,24 +206,22 @@ def ceilings(
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
+    check_device_name(device)
     if link_ranks:
-        _ceilings_of_link(on.device, link_ranks, output)
+        _ceilings_of_link(device, link_ranks, output)
         return
     from profiler.device.contention import ForeignLoad
-    from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.judge.warnings import health_warnings
     from profiler.report.device import ceilings_document, ceilings_section
-    from profiler.roofs.bandwidth import measure_links
-    from profiler.roofs.gemm import measurable_dtypes
-    from profiler.roofs.measure import measure
+    from profiler.roofs import bandwidth, gemm, measure
     from profiler.run.warnings import busy_words, ceiling_warnings, device_warnings
 
-    machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
-    info, dtypes = machine.info, measurable_dtypes(machine.device)
+    machine, foreign = machine_for(resolve_device(device)), ForeignLoad()
+    info, dtypes = machine.info, gemm.measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
-    ceilings = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
-    links, missing = measure_links(machine.links, machine)
+    ceilings = measure.measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    links, missing = bandwidth.measure_links(machine.links, machine)
     ceilings = replace(ceilings, links=links, missing={**ceilings.missing, **missing})
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
@@ -254,8 +240,6 @@ def ceilings(
 
 
 def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
-    from profiler.device.device import resolve_device
-
     if ranks < 2:
         raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
     group = group_of("--link", ranks, resolve_device(device).type)
@@ -270,7 +254,6 @@ def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
     dist.destroy_process_group()
     if group.rank:
         return
-    from profiler.report.blocks import Lines, Section
     from profiler.report.device import link_document, link_lines, link_table
 
     document = link_document(link)
@@ -278,22 +261,21 @@ def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
 
 
 @asks()
-def doctor(on: OnDevice, output: Output) -> None:
+def doctor(*, device: str = option("auto", "auto, cpu, cuda or cuda:N."), output: Output) -> None:
     """Check this installation, and propose a first command.
 
     Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
     """
+    check_device_name(device)
     from profiler.checks.doctor import examination_section, examine
 
-    examination = examine(on.device)
+    examination = examine(device)
     output.answer(lambda: examination, lambda: [examination_section(examination)])
 
 
 @asks()
 def gpus(output: Output, names: list[str] | None = argument("Only these, side by side.", "GPU", default=None)) -> None:
     """List GPU datasheets: dense peaks, bandwidth and ridge points."""
-    from profiler.data import datasheets
-    from profiler.report.blocks import Section
     from profiler.report.device import gpu_columns, gpu_rows, gpus_table
 
     sheets = [datasheets.gpu_called(name) for name in names or ()] or list(datasheets.gpus())
@@ -304,15 +286,13 @@ def gpus(output: Output, names: list[str] | None = argument("Only these, side by
 @asks()
 def models(output: Output) -> None:
     """List the presets, the models that roofscope knows by name."""
-    from profiler.loading.source import load_preset, preset_names
-    from profiler.report.blocks import Lines, Section
+    from profiler.loading.source import presets
 
-    presets = {name: load_preset(name) for name in preset_names()}
     lines = [
         f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{' (gated)' if preset.gated else ''}"
-        for name, preset in presets.items()
+        for name, preset in presets().items()
     ]
-    document = {name: preset.model_dump() for name, preset in presets.items()}
+    document = {name: preset.model_dump() for name, preset in presets().items()}
     output.answer(lambda: document, lambda: [Section("", [Lines(lines)])])
 
 

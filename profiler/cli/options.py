@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO
 
 import typer
 
-from profiler.options import check_device_name, flag_of, one_of, option
+from profiler.options import flag_of, one_of, option
 
 if TYPE_CHECKING:
     from profiler.report.blocks import Section
@@ -90,16 +90,6 @@ class Progress:
         return BarListener(console) if console.is_terminal and not output.plain else LineListener()
 
 
-@dataclass(frozen=True)
-class OnDevice:
-    """The device that a command measures or checks."""
-
-    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
-
-    def __post_init__(self) -> None:
-        check_device_name(self.device)
-
-
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator: on the command line, a command takes the options in the classes that it takes.
 
@@ -112,19 +102,18 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[str]]] = {}
         for name, kind in hints.items():
-            if not is_dataclass(kind):  # an option of its own, or typer.Context
-                item = inspect.signature(command).parameters[name].default
-                if isinstance(item, Field):
-                    item.name = name
-                    parameters.append(_parameter(item, kind, item.default))
-                else:
-                    parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
-                continue
-            taken = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
-            groups[name] = kind, [item.name for item in taken]
-            kinds = typing.get_type_hints(kind)
-            for item in taken:
-                parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
+            own = inspect.signature(command).parameters[name].default
+            if is_dataclass(kind):
+                taken = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
+                groups[name] = kind, [item.name for item in taken]
+                kinds = typing.get_type_hints(kind)
+                for item in taken:
+                    parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
+            elif isinstance(own, Field):  # an option of its own
+                own.name = name
+                parameters.append(_parameter(own, kind, own.default))
+            else:  # typer.Context
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
 
         def from_command_line(**given: Any) -> None:
             made = {name: kind(**{each: given.pop(each) for each in names}) for name, (kind, names) in groups.items()}
@@ -144,9 +133,9 @@ def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Paramete
 
     def completed(incomplete: str) -> list[str]:
         """Names that a shell completes; without any it completes files."""
-        from profiler.loading.source import preset_names  # imported late: `--help` needs no presets
+        from profiler.loading.source import presets  # imported late: `--help` needs no presets
 
-        return [name for name in preset_names() if facts["is_model"] and name.startswith(incomplete)]
+        return [name for name in presets() if facts["is_model"] and name.startswith(incomplete)]
 
     shared: dict[str, Any] = {
         "help": facts["help"],

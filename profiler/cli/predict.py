@@ -12,8 +12,7 @@ from profiler.errors import RequestError
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.ranges import parse_values
 from profiler.options import DTYPE_NAMES, argument, flag_of, listed, model_argument, one_of, option
-from profiler.quant.registry import known_quant, quant_help
-from profiler.quant.stored_formats import quant_of
+from profiler.quant.registry import known_quant, quant_help, quant_of
 from profiler.rent.options import RentOptions
 
 _PLOTS = ("roofline", "kv")
@@ -143,17 +142,15 @@ def _count_step(options: CountOptions, gpus: dict[str, CeilingSet], output: Coun
 
 def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
-    from profiler.counting.cache import counted_model
-    from profiler.counting.grid_count import check_countable, count_grid
-    from profiler.counting.model_numbers import model_numbers
+    from profiler.counting import cache, grid_count, model_numbers
     from profiler.loading.source import resolve
 
     source, quant = resolve(options.model), options.stored_as
-    counted = counted_model(source, options.dtype, quant, trust_remote_code=options.trust_remote_code)
+    counted = cache.counted_model(source, options.dtype, quant, trust_remote_code=options.trust_remote_code)
     prompts = options.prompt_lens or ("" if options.context_lens else _DEFAULT_LENS)
     prompt_lens = parse_values(prompts, "--prompt-lens") if prompts else ()
     context_lens = parse_values(options.context_lens, "--context-lens") if options.context_lens else prompt_lens
-    grid = count_grid(
+    grid = grid_count.count_grid(
         source.name,
         counted,
         quant,
@@ -163,23 +160,19 @@ def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutp
         prefix=options.prefix,
         gpus=gpus,
     )
-    check_countable(grid, counted.work)
+    grid_count.check_countable(grid, counted.work)
     if options.plot:
-        from profiler.report.plots import check_gpus, save_figure
-        from profiler.report.plots.style import styled
-        from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
-        from profiler.store.folder import read_run
+        from profiler.report.plots import save_figure, style, theory
 
-        check_gpus(grid, options.plot, f"--plot {options.plot}", "--gpu T4")
-        out, run = options.out or Path(f"{Path(source.name).name}-{options.plot}.png"), options.run
-        with styled():
-            figure = theory_roofline(grid, read_run(run)) if run is not None else THEORY_PLOTS[options.plot](grid)
+        out = options.out or Path(f"{Path(source.name).name}-{options.plot}.png")
+        with style.styled():
+            figure = theory.draw_grid(grid, options.plot, f"--plot {options.plot}", "--gpu T4", options.run)
         save_figure(figure, out)
         print(out)
     elif output.format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
     else:
-        numbers = model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
+        numbers = model_numbers.model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
         output.answer(lambda: grid_document(grid, numbers), lambda: grid_sections(grid, numbers))
 
 
@@ -199,11 +192,10 @@ def forecast(
         gpu_called(on)
     elif not Path(source).is_dir():
         raise RequestError(f"{source!r} is not a run folder; pass one, or a model with --on GPU.")
-    from profiler.forecast.command import forecast_on, forecast_run
-    from profiler.forecast.screen import forecast_section
+    from profiler.forecast import command, screen
 
-    answer = forecast_on(source, on, request) if on else forecast_run(Path(source), request)
-    output.answer(lambda: answer, lambda: [forecast_section(answer)])
+    answer = command.forecast_on(source, on, request) if on else command.forecast_run(Path(source), request)
+    output.answer(lambda: answer, lambda: [screen.forecast_section(answer)])
 
 
 @asks()
@@ -212,11 +204,10 @@ def rent(options: RentOptions, output: LongOutput) -> None:
 
     Names the engine, then which ranges of cost overlap.
     """
-    from profiler.rent.command import rent
-    from profiler.rent.text import rent_sections
+    from profiler.rent import command, text
 
-    offers = rent(options)
-    output.answer(lambda: offers, lambda: rent_sections(offers))
+    offers = command.rent(options)
+    output.answer(lambda: offers, lambda: text.rent_sections(offers))
 
 
 @asks()
@@ -230,9 +221,8 @@ def explore(
 
     It looks up what `count` prints, on a grid of batches and contexts.
     """
-    from profiler.explore.command import explore_page
-    from profiler.explore.document import DEFAULT_GPUS, explore_document
-    from profiler.store.writer import replace_file
+    from profiler.explore.command import DEFAULT_GPUS, explore_document, explore_page
+    from profiler.store.folder import replace_file
 
     document = explore_document(model, listed(gpu) or DEFAULT_GPUS, listed(quant))
     path = out or Path(f"{Path(document.model).name}-explore.html")

@@ -42,5 +42,4 @@ REMOVED = {name: instead for names, instead in _LEFT.items() for name in names.s
 
 def removed(name: str) -> str | None:
     """Return the sentence that refuses a command, option or picture that left; None if it never existed."""
-    instead = REMOVED.get(name)
-    return None if instead is None else f"`{name}` was removed; {instead}."
+    return f"`{name}` was removed; {REMOVED[name]}." if name in REMOVED else None

@@ -329,7 +329,7 @@ def side_of_file(file: ForeignFile) -> Side:
         cells[key] = timed
     shared: dict[str, set[str]] = {
         NEW_TOKENS: {str(new) for figure in steps if (new := figure.shape.new_tokens)},
-        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.held.weight_bytes)},
+        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.weight_bytes)},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
     if file.gpus:
@@ -364,7 +364,7 @@ def _foreign(figure: Figure) -> CellTime:
         half = student_t(repetitions - 1) * stdev(samples_s) / math.sqrt(repetitions)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
-    tokens = figure.tokens.given or 1.0
+    tokens = figure.tokens_given or 1.0
     time_s = Estimate(middle / tokens, low / tokens, high / tokens, len(samples_s))
     return CellTime(time_s, repetitions, is_foreign=True, new_tokens=figure.shape.new_tokens)
 

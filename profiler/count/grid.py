@@ -13,8 +13,7 @@ from profiler.counting.model_numbers import ModelNumbers
 from profiler.data.ceiling_set import sustained_words
 from profiler.data.free_memory import SURE_SHARE
 from profiler.json_document import Document
-from profiler.quant.registry import FORMATS
-from profiler.quant.stored_formats import flag_of
+from profiler.quant.registry import FORMATS, flag_of
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 
@@ -203,16 +202,14 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     """Return the document of a grid; what does not fit has no floor (null)."""
     frame = grid_frame(grid)
     records: Any = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    head = (grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note)
-    return GridDocument(*head, numbers, records)
+    return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note, numbers, records)
 
 
 def _title(grid: GridCount) -> Lines:
     quant = "" if grid.quant == "none" else f" {grid.quant}"
     title = f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"
-    if grid.prefix:
-        title += f"; the first {grid.prefix} tokens of every prompt are cached once, and prefills run the others"
-    return Lines([title, *([f"note:         {grid.note}"] if grid.note else [])])
+    prefix = f"; the first {grid.prefix} tokens of every prompt are cached once, and prefills run the others"
+    return Lines([title + (prefix if grid.prefix else ""), *([f"note:         {grid.note}"] if grid.note else [])])
 
 
 def number_blocks(numbers: ModelNumbers) -> list[Block]:
@@ -227,7 +224,6 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
     experts = f", {widths.experts_per_token:.3g} of {widths.experts} experts per token" if widths.experts else ""
     heads = ", " + " or ".join(f"{query} heads ({kv} KV heads) of {width}" for query, kv, width in widths.heads)
     kinds = "" if widths.attention_layers >= widths.layers else f", {widths.attention_layers or 'none'} with attention"
-    grows = numbers.kv_bytes_per_later_token > 0
     lines = [
         f"architecture: {widths.layers} layers{kinds}, width {widths.hidden_size}"
         f"{heads if widths.attention_layers else ''}, vocabulary {widths.vocabulary}{experts}",
@@ -236,8 +232,8 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
         *_kept(numbers),
     ]
     if widths.attention_layers:
-        half = "half of the FLOPs of a decode step"
-        lines.append(f"attention:    {_at(numbers.attention_is_half_at, half, grows=grows)}")
+        half = _at(numbers, numbers.attention_is_half_at, "half of the FLOPs of a decode step")
+        lines.append(f"attention:    {half}")
     sustained = [sustained_words(gpu.gpu, gpu.bytes_per_s, gpu.sustained_bytes_per_s) for gpu in numbers.gpus]
     return [Lines(lines), _gpu_table(numbers), Lines([sentence for words in sustained for sentence in words])]
 
@@ -250,23 +246,23 @@ def _used(numbers: ModelNumbers, params: int) -> Iterator[str]:
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:
-    grows = numbers.kv_bytes_per_later_token > 0
     slopes = f"{scaled(numbers.kv_bytes_per_token, 'B')} per token"
     if numbers.kv_bytes_per_later_token != numbers.kv_bytes_per_token:
         until = f" up to {numbers.windows_full_at:,}" if numbers.windows_full_at else ""
-        slopes += f"{until}, then {scaled(numbers.kv_bytes_per_later_token, 'B') if grows else 'no more'}"
+        later = numbers.kv_bytes_per_later_token
+        slopes += f"{until}, then {scaled(later, 'B') if later > 0 else 'no more'}"
     if numbers.kv_bytes_per_token or numbers.kv_bytes_per_sequence:
-        large = _at(numbers.kv_equals_weights_at, "as large as the weights", grows=grows)
+        large = _at(numbers, numbers.kv_equals_weights_at, "as large as the weights")
         sequence = f"{scaled(numbers.kv_bytes_per_sequence, 'B')} per sequence of {numbers.context_len} tokens"
         yield f"KV cache:     {slopes}; {sequence}; {large}"
     if numbers.state_bytes_per_sequence:
         yield f"state:        {scaled(numbers.state_bytes_per_sequence, 'B')} per sequence, whatever its length"
 
 
-def _at(tokens: int | None, what: str, *, grows: bool) -> str:
+def _at(numbers: ModelNumbers, tokens: int | None, what: str) -> str:
     if tokens:
         return f"{what} at {tokens:,} tokens"
-    if grows:
+    if numbers.kv_bytes_per_later_token > 0:
         return f"not {what} up to {MOST:,} tokens"
     return f"never {what}, since its windows or its state limit it"
 

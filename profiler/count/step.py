@@ -69,7 +69,7 @@ def _totals(counted: StepCount) -> list[str]:
         + (f"; redundant: {redundant}" if redundant else ""),
         *_stored(counted),
         *([_prefix(counted.prefix, counted.batch)] if counted.prefix else []),
-        *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
+        *(_towers(counted.whole.work) if counted.whole else ()),
     ]
 
 
@@ -80,10 +80,11 @@ def _prefix(prefix: SharedPrefix, batch: Amount) -> str:
     return f"prefix:     its {prefix.tokens} tokens save {saved}; {kept}{once}"
 
 
-def _tower(work: ModelWork) -> str:
+def _towers(work: ModelWork) -> Iterator[str]:
     side = work.picture_pixels
     flops = f"; about {scaled(work.tower_flops, 'FLOPs')} for one of {side} x {side} pixels" if work.tower_flops else ""
-    return f"towers of {short_count(work.tower_params)} parameters, which a step of text does not run{flops}"
+    if params := dict(work.group_params).get("towers"):
+        yield f"pictures:   towers of {short_count(params)} parameters, which a step of text does not run{flops}"
 
 
 def _stored(counted: StepCount) -> Iterator[str]:
@@ -107,13 +108,16 @@ def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
     by_bytes = sorted(groups.items(), key=lambda pair: -sum(item.model_bytes for item in pair[1]))
     for group, items in groups.items() if each else by_bytes:
         starts.append(len(rows))
-        count = str(sum(item.count for item in items))
-        rows.append([group.replace("_", " "), count, *_figures(items, flops, moved)])
+        rows.append([group.replace("_", " "), str(sum(item.count for item in items)), *_figures(items, flops, moved)])
         for item in items if each else ():
             name = item.name.split("layers.", 1)[-1]  # all that a step of text runs have the same path before it
             rows.append([f"  {name}", str(item.count), *_figures([item], flops, moved)])
-    headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
-    return text_table(headings, rows, groups=starts if each else (), ranked=not each)
+    return text_table(
+        ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte"),
+        rows,
+        groups=starts if each else (),
+        ranked=not each,
+    )
 
 
 def _figures(items: Sequence[OperatorRow], all_flops: float, all_bytes: float) -> list[str]:
@@ -146,11 +150,19 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
     rows = []
     for gpu in gpus:
         if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None:
-            bytes_words = [scaled(gpu.needs_bytes, "B"), scaled(gpu.room_bytes, "B")]
-            ridge = significant(gpu.ridge_flops_per_byte)
-            rows.append([gpu.gpu, ridge, duration(gpu.floor_s), gpu.bound or "-", *bytes_words])
-    headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "free memory")
-    return text_table(headings, rows, texts=("bound by",))
+            rows.append(
+                [
+                    gpu.gpu,
+                    significant(gpu.ridge_flops_per_byte),
+                    duration(gpu.floor_s),
+                    gpu.bound or "-",
+                    scaled(gpu.needs_bytes, "B"),
+                    scaled(gpu.room_bytes, "B"),
+                ]
+            )
+    return text_table(
+        ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "free memory"), rows, texts=("bound by",)
+    )
 
 
 def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> Iterator[str]:

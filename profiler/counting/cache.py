@@ -9,10 +9,9 @@ from profiler.counting.preset_counts import CountedModel, counts_json, from_json
 from profiler.counting.stored_bits import in_bits
 from profiler.loading.source import ModelSource
 from profiler.packages import version_of
-from profiler.quant.stored_formats import stored_format
+from profiler.quant.registry import stored_format
 from profiler.user_cache import cache_path, write_cache
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 # The walk depends on their modules, formats and layouts.
 _LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
 
@@ -34,8 +33,7 @@ def counted_model(
     if form := stored_format(quant):
         dense = counted_model(source, dtype, rented=True, ranks=ranks, trust_remote_code=trust_remote_code)
         return in_bits(dense, form)
-    is_preset = source.kind == "card" and dtype == "auto"
-    preset = preset_counts(source.name, quant, ranks) if is_preset else None
+    preset = preset_counts(source.name, quant, ranks) if source.kind == "card" and dtype == "auto" else None
     if preset is not None and not (rented and preset.dtype == "float32"):
         return preset
     config, path = _config(source), None
@@ -67,6 +65,6 @@ def _config(source: ModelSource) -> str | None:
 def rules_digest() -> str:
     """Return a digest of this package's source, so that a changed rule invalidates the cache."""
     digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*.py")):
+    for file in sorted(Path(__file__).resolve().parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,7 +1,6 @@
 """Ask torch which attention kernel it chooses for given shapes and dtypes, and transformers how it calls it."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -20,16 +19,13 @@ _BACKENDS = {0: UNFUSED_KERNEL, 1: "flash", 2: "memory-efficient", 3: "cudnn", 4
 
 @dataclass(frozen=True)
 class SdpaStep:
-    """A step of one sequence, about whose attention torch and transformers are asked."""
+    """A step of one sequence, `query` new tokens that see `keys`, about which torch and transformers are asked."""
 
     device: torch.device
     dtype: torch.dtype
     query: int
-    """New tokens."""
     keys: int
-    """Keys that they see."""
     compiled: bool = False
-    """Whether it runs under torch.compile."""
 
 
 def attention_path(attention: str, cores: Sequence[AttentionCore], step: SdpaStep) -> ExecutionPath:
@@ -78,10 +74,6 @@ class SdpaCall:
     enable_gqa: bool
 
 
-class _CallSeenError(Exception):
-    """Raised instead of making the call."""
-
-
 def handed(core: AttentionCore, step: SdpaStep, *, masked: bool) -> SdpaCall:
     """Return the arguments that transformers passes to `sdpa` for one new token, or for two if the step has several.
 
@@ -95,19 +87,18 @@ def handed(core: AttentionCore, step: SdpaStep, *, masked: bool) -> SdpaCall:
     mask = torch.ones(1, 1, rows, 2, device=step.device, dtype=torch.bool) if masked else None
     calls: list[SdpaCall] = []
 
-    def record(query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, **options: Any) -> None:
+    def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         heads: Heads = "repeated" if key.shape[1] == core.query_heads else "grouped"
         if query.shape[1] != core.query_heads:
             heads = "packed"
         causal, grouped = bool(options.get("is_causal")), bool(options.get("enable_gqa"))
         calls.append(SdpaCall(heads, query.shape[1], key.shape[1], query.shape[2], causal, grouped))
-        raise _CallSeenError
+        return query.new_empty(*query.shape[:-1], value.shape[-1])
 
     module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
     with (
         patched(torch.nn.functional, scaled_dot_product_attention=record),
         patched(torch.compiler, is_compiling=lambda: step.compiled),
-        suppress(_CallSeenError),
     ):
         sdpa_attention_forward(module, q, k, v, mask)
     return calls[0]

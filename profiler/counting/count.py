@@ -31,12 +31,11 @@ from profiler.json_document import Document
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
-from profiler.loading.request import dtype_name, in_16_bits, model_dtype, most_positions
+from profiler.loading.request import dtype_name, model_dtype, most_positions
 from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
 from profiler.quant.checkpoints import Gguf, as_dense_config, counted_config, gguf_format, published_format
-from profiler.quant.registry import Quant, known_quant
-from profiler.quant.stored_formats import stored_format
+from profiler.quant.registry import Quant, known_quant, stored_format
 
 
 @dataclass(frozen=True)
@@ -260,10 +259,13 @@ def _note(source: ModelSource, published: str | None, counted: CountedModel, qua
 
 def _generate_path(work: ModelWork, attention: str, dtype: torch.dtype, step: Step) -> ExecutionPath:
     device, query = resolve_device("auto"), int(step.query)
-    cores = work.of_kind(AttentionCore)
-    path = attention_path(attention, cores, SdpaStep(device, dtype, query, query + int(step.context)))
-    gathers_experts = device.type != "cpu"
-    return replace(path, all_logits=not work.keeps_last_logits, upcasts_logits=True, gathers_experts=gathers_experts)
+    sdpa_step = SdpaStep(device, dtype, query, query + int(step.context))
+    return replace(
+        attention_path(attention, work.of_kind(AttentionCore), sdpa_step),
+        all_logits=not work.keeps_last_logits,
+        upcasts_logits=True,
+        gathers_experts=device.type != "cpu",
+    )
 
 
 def _gpu_row(
@@ -361,30 +363,26 @@ def _on_meta(
     if ranks != 1 and quant != "none":  # a rank's weights are packed once they are cut
         config, quant = as_dense_config(config), "none"
     kind = model_dtype(dtype, config)
-    if rented and dtype == "auto":
-        kind = in_16_bits(kind)
+    if rented and dtype == "auto" and kind is torch.float32:
+        kind = torch.bfloat16
     return config, kind, build_on_meta(config, kind, quant)
-
-
-_PACKED = 0.95
-"""Weights that take less than this share of their bytes in the model's dtype were not unpacked."""
 
 
 def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
     """Count a model on meta; with `ranks`, it becomes the largest share. Raises RequestError if it cannot be cut."""
     form = stored_format(quant)
-    # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
-    supports_sdpa = getattr(module, "_supports_sdpa", True)
     with quiet_libraries(), torch.device("meta"):
         work = walk(module) if ranks == 1 else walk_rank(module, ranks, quant="none" if form else quant)
     weight_bytes = planned_weight_bytes(module)
-    is_packed = (quant == "none" or form) and weight_bytes < _PACKED * work.params * dtype.itemsize
+    # Weights that take clearly less than their bytes in the model's dtype were not unpacked.
+    is_packed = (quant == "none" or form) and weight_bytes < 0.95 * work.params * dtype.itemsize
     counted = CountedModel(
         work,
         weight_bytes,
         dtype_name(dtype),
         published_format(config) if is_packed else None,
-        "sdpa" if supports_sdpa else "eager",
+        # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
+        "sdpa" if getattr(module, "_supports_sdpa", True) else "eager",
         most_positions(config),
     )
     return in_bits(counted, form) if form else counted

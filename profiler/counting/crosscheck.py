@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from profiler.counting.attention import Compressor
 from profiler.counting.module_kinds import has_state
 from profiler.counting.operators import ModelWork
-from profiler.counting.sparse_attention import Compressor
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
@@ -54,8 +54,7 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     mixers = {name: module for name, module in model.named_modules() if has_state(module)}
     # xLSTM's recurrence runs in a part without parameters.
     parts = [(f"{name}.{part}", module) for name in mixers for part, module in mixers[name].named_children()]
-    bare = {name for name, module in parts if not list(module.parameters())}
-    apart = mixers.keys() | bare
+    apart = mixers.keys() | {name for name, module in parts if not list(module.parameters())}
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
     # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).
@@ -93,9 +92,7 @@ def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, i
 def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     device = next(model.parameters()).device
     batch, query, context = int(step.batch), int(step.query), int(step.context)
-    options: dict[str, Any] = {"use_cache": True}
-    if keeps_last_logits(model):
-        options["logits_to_keep"] = 1
+    options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps_last_logits(model) else {})}
     with torch.no_grad():
         if context:
             output = model(input_ids=torch.zeros(batch, context, dtype=torch.long, device=device), **options)

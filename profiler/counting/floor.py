@@ -1,5 +1,6 @@
 """The roofline floor, max(F/P, B/W), of operators and steps, on other GPUs too, and what verifying drafts can gain."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -41,19 +42,22 @@ def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float)
 
 @dataclass(frozen=True)
 class StepFloor:
-    """The least time of a step under two ceilings: its operators' floors, by the ceiling that limits each."""
+    """The least time of a step under two ceilings: its operators' floors, by the ceiling that limits each.
 
-    compute_s: float
-    memory_s: float
+    Numbers, or arrays with one per step.
+    """
+
+    compute_s: Any
+    memory_s: Any
 
     @property
-    def total_s(self) -> float:
+    def floor_s(self) -> Any:
         return self.compute_s + self.memory_s
 
     @property
-    def bound(self) -> Literal["compute", "memory"]:
-        """The ceiling that limits the larger part."""
-        return "compute" if self.compute_s > self.memory_s else "memory"
+    def bound(self) -> Any:
+        """`compute` or `memory`: the ceiling that limits the larger part."""
+        return np.where(self.compute_s > self.memory_s, "compute", "memory")
 
 
 def step_floor(parts: Iterable[tuple[float, float, float]], bytes_per_s: float) -> StepFloor:
@@ -74,18 +78,8 @@ MOST = 1 << 24
 
 def least(condition: Callable[[int], bool]) -> int | None:
     """Return the least number from 1 to MOST that meets a monotone condition, or None."""
-    if not condition(MOST):
-        return None
-    low, high = 0, MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if condition(middle) else (middle, high)
-    return high
-
-
-def compute_bound_from(floor_at: Callable[[int], StepFloor]) -> int | None:
-    """Return the smallest size whose step's floor is compute-bound, by `floor_at(size)`; None if none is."""
-    return least(lambda size: floor_at(size).bound == "compute")
+    number = 1 + bisect_left(range(1, MOST + 1), True, key=condition)
+    return number if number <= MOST else None
 
 
 IN_CHUNKS = "in chunks: it fits if its prompts are prefilled in chunks, as servers do, and not in one step"
@@ -154,8 +148,8 @@ def floor_on(
         gpu=card.gpu,
         dtype=dtype,
         ridge_flops_per_byte=card.ridge_flops_per_byte(dtype),
-        floor_s=floor.total_s if floor else None,
-        bound=floor.bound if floor else None,
+        floor_s=floor.floor_s if floor else None,
+        bound=floor.bound.item() if floor else None,
         needs_bytes=needs_bytes,
         safe_bytes=max(needs_bytes, safe_bytes),
         room_bytes=room_bytes,
@@ -237,8 +231,5 @@ def pays_from(cost: float, drafted: int) -> float | None:
     """Return the least acceptance, 0 to 1, that pays for a step of `cost` plain ones; None if none does."""
     if cost > drafted + 1:
         return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (low, middle) if expected_tokens(middle, drafted) >= cost else (middle, high)
-    return high if low else 0.0
+    steps = 1 << 30
+    return bisect_left(range(steps), cost, key=lambda step: expected_tokens(step / steps, drafted)) / steps

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.floor import ceiling_times
+from profiler.counting.floor import StepFloor, ceiling_times
 from profiler.counting.memory_need import MemoryNeed, memory_need, need_in_chunks, path_on
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
@@ -23,13 +23,10 @@ MOST_GRID_POINTS = 1_000_000
 
 
 @dataclass(frozen=True)
-class GpuFloors:
-    """The floors of all points of a grid under the ceilings of one GPU."""
+class GpuFloors(StepFloor):
+    """The floors [n] of all points of a grid under the ceilings of one GPU."""
 
     ceilings: CeilingSet
-    compute_s: _Floats
-    memory_s: _Floats
-    """Seconds [n] of the operators that compute and memory limit, respectively. They add up to the floor."""
     need: MemoryNeed
     """What each point needs of this GPU's memory [n], by the attention that it has."""
     served_bytes: _Floats
@@ -54,16 +51,6 @@ class GpuFloors:
     def runs(self) -> NDArray[np.bool_]:
         """Whether each point fits, at once or in chunks [n]."""
         return self.fits | self.in_chunks
-
-    @property
-    def floor_s(self) -> _Floats:
-        """The least seconds [n] of each step."""
-        return self.compute_s + self.memory_s
-
-    @property
-    def bound(self) -> NDArray[np.str_]:
-        """`compute` or `memory` [n]: the ceiling that limits the larger part of the floor."""
-        return np.where(self.compute_s > self.memory_s, "compute", "memory")
 
 
 @dataclass(frozen=True)
@@ -129,8 +116,7 @@ def count_grid(
     for a prefix that is not shorter than each length. Work that 64-bit integers cannot count wraps (`check_countable`).
     """
     phases, batch, prompt, context = _points(batch_sizes, prompt_lens, context_lens, prefix)
-    if prefix:
-        check_prefix(prefix, min((*prompt_lens, *context_lens)))
+    check_prefix(prefix, min((*prompt_lens, *context_lens), default=0))
     beyond = beyond_positions(counted.max_positions, max((*prompt_lens, *context_lens), default=0))
     step = Step(batch, np.maximum(prompt - prefix, 1), context, prefix)
     work = counted.work.work(step)
@@ -164,8 +150,8 @@ def count_grid(
         note="; ".join(filter(None, (stored_note(quant, counted), beyond))),
         gpus=tuple(
             GpuFloors(
-                ceilings,
                 *ceiling_times(counted.work, step, ceilings, counted.dtype),
+                ceilings,
                 needs(fuses=ceilings.fuses_grouped_heads),
                 served_bytes,
             )

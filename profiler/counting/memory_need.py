@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
-from profiler.counting.sparse_attention import Indexer
 from profiler.data.free_memory import SURE_SHARE
 from profiler.facts.step import FLOAT32_BYTES, UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
@@ -129,8 +128,7 @@ def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequence
     widest = max((ins + 2 * max(ins, outs) for ins, outs in widths), default=0)
     # A linear may be narrower: those of latents and of embeddings per layer.
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
-    tables = work.of_kind(Embedding)
-    hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in tables], default=0)
+    hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in work.of_kind(Embedding)], default=0)
     # Eager attention returns its scores, which exist until the layer ends.
     scores = tokens * prefill.query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
@@ -160,13 +158,10 @@ def _itemsize(work: ModelWork) -> int:
     return max((op.activation_dtype.itemsize for op in _inner_linears(work)), default=FLOAT32_BYTES)
 
 
-_CHUNK = 512
-"""Tokens of a prompt that llama.cpp prefills in one step by default (`n_ubatch`); vLLM takes 2,048 or more."""
-
-
 def need_in_chunks(work: ModelWork, weight_bytes: int, batch: Count, tokens: Count, shared: Count = 0) -> MemoryNeed:
     """Return what a decode step needs on a server, which prefills prompts one by one in chunks, and fuses attention."""
-    last = np.minimum(tokens - shared, _CHUNK)
+    # llama.cpp prefills so many tokens in one step by default (`n_ubatch`); vLLM takes 2,048 or more.
+    last = np.minimum(tokens - shared, 512)
     prefill = Step(1, last, tokens - last, shared)
     grouped: dict[int, Heads] = {core.qk_dim: "grouped" for core in work.of_kind(AttentionCore)}
     return memory_need(work, weight_bytes, prefill, 1, ExecutionPath(masked_heads=grouped), batch)

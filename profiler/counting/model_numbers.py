@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.floor import MOST, StepFloor, ceiling_times, compute_bound_from, least
+from profiler.counting.attention import AttentionCore, Compressor
+from profiler.counting.floor import MOST, StepFloor, ceiling_times, least
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.sparse_attention import Compressor
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
 
@@ -96,7 +95,7 @@ def model_numbers(
     work = counted.work
     state = state_bytes(work)
     longest, params, architecture = counted.max_positions or MOST, dict(work.group_params), _architecture(work)
-    used = work.params - work.tower_params
+    used = work.params - params.get("towers", 0)
     for bank in work.of_kind(Experts):  # shared ones count once
         idle = (bank.num_experts - bank.per_token) * sum(ins * outs for ins, outs in bank.matrices)
         used -= round((bank.count - bank.repeats) * idle)
@@ -154,7 +153,9 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
         gpu=ceilings.name,
         bytes_per_s=ceilings.bytes_per_s,
         sustained_bytes_per_s=ceilings.sustained_bytes_per_s,
-        tokens_per_s_at_most=1 / floor_under(work, one, ceilings, counted.dtype).total_s if largest or served else None,
+        tokens_per_s_at_most=1 / float(floor_under(work, one, ceilings, counted.dtype).floor_s)
+        if largest or served
+        else None,
         linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, ceilings, counted.dtype),
         compute_bound_from_batch=compute_bound_from_batch(work, one, ceilings, counted.dtype),
         largest_batch=largest,
@@ -166,24 +167,24 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
 
 def floor_under(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> StepFloor:
     """Return the floor of a step of scalars; `dtype` is the model's."""
-    compute_s, memory_s = ceiling_times(work, step, ceilings, dtype)
-    return StepFloor(float(compute_s), float(memory_s))
+    return StepFloor(*ceiling_times(work, step, ceilings, dtype))
 
 
 def compute_bound_from_batch(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> int | None:
-    """Return the smallest batch from which such a step is compute-bound (`compute_bound_from`), or None."""
-    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), ceilings, dtype))
+    """Return the smallest batch from which such a step is compute-bound, or None."""
+    return least(lambda batch: floor_under(work, replace(step, batch=float(batch)), ceilings, dtype).bound == "compute")
 
 
 def _architecture(work: ModelWork) -> Architecture:
     cores = work.of_kind(AttentionCore)
     heads = [operator for operator in work.of_kind(Linear) if operator.group == "lm_head"]
     experts = work.of_kind(Experts)
-    embeddings = [operator.width for operator in work.of_kind(Embedding)]
     return Architecture(
         layers=work.layers,
         attention_layers=sum(core.count for core in cores),
-        hidden_size=heads[0].weight.in_features if heads else max(embeddings, default=0),
+        hidden_size=heads[0].weight.in_features
+        if heads
+        else max((table.width for table in work.of_kind(Embedding)), default=0),
         query_heads=cores[0].query_heads if cores else 0,
         kv_heads=cores[0].kv_heads if cores else 0,
         head_dim=cores[0].qk_dim if cores else 0,

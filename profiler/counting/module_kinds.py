@@ -11,12 +11,8 @@ from profiler.errors import ModelError
 from profiler.loading.cache_argument import has_cache
 from profiler.quant import storage as formats
 
-_NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
 _LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|LSTMLayer$")
-_INDEXER = re.compile(r"Indexer$")
-_IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
-_SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
 _ROUTES_IN_16_BITS = re.compile(
     r"Aria|Cohere2Moe|DeepseekV4|Ernie|FlexOlmo|Granite|GptOss|Inkling|Jamba|Laguna|Lfm2|Mellum|Olmoe|Phimoe|Qwen|Zaya"
 )
@@ -25,7 +21,6 @@ _OTHER_MODALITY = re.compile(
     r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend|^connector$|^aligner$|^q_?former$|^vq",
     re.IGNORECASE,
 )
-_CROSS_ATTENTION = re.compile(r"^(encoder_attn|cross_?attn|cross_?attention)$", re.IGNORECASE)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -60,7 +55,7 @@ def has_state(module: nn.Module) -> bool:
 def is_indexer(module: nn.Module) -> bool:
     """Return whether a module chooses the keys of sparse attention: by its class name, its heads and its choice."""
     sizes = (INDEX_HEADS, INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))
-    return bool(_INDEXER.search(type(module).__name__)) and all(first_of(module, *names) for names in sizes)
+    return type(module).__name__.endswith("Indexer") and all(first_of(module, *names) for names in sizes)
 
 
 def compresses(module: nn.Module) -> bool:
@@ -70,13 +65,14 @@ def compresses(module: nn.Module) -> bool:
 
 def computes_in_float32(module: nn.Module) -> bool:
     """Return whether transformers (5.23) casts a module's inputs to float32, and keeps them so, in any model."""
-    return bool(_IN_FLOAT32.search(type(module).__name__))
+    return re.search(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$", type(module).__name__) is not None
 
 
 def is_sparse_without_rule(module: nn.Module) -> bool:
     """Return whether a class name says that a module attends to a choice of keys by another rule than an indexer's."""
     known = is_indexer(module) or compresses(module) or hasattr(module, "weights_proj")
-    return bool(_SPARSE.search(type(module).__name__)) and not known
+    chooses = re.search(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH", type(module).__name__)
+    return chooses is not None and not known
 
 
 def keys_per_query(indexer: Any) -> int:
@@ -111,7 +107,7 @@ _TOP_K = (
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm: by its class name and its weights, [width] or [heads, width] (Cohere)."""
     params = dict(module.named_parameters(recurse=False))
-    return "weight" in params and params["weight"].dim() <= 2 and bool(_NORM.search(type(module).__name__))
+    return "weight" in params and params["weight"].dim() <= 2 and "norm" in type(module).__name__.lower()
 
 
 def is_router(module: nn.Module) -> bool:
@@ -174,8 +170,8 @@ def gathers(experts: nn.Module) -> bool:
 
 def not_run_for_text(name: str, module: nn.Module) -> bool:
     """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
-    leaf = name.rpartition(".")[2]
-    return is_tower(name) or bool(_CROSS_ATTENTION.search(leaf)) or "CrossAttention" in type(module).__name__
+    crosses = re.search(r"(^|\.)(encoder_attn|cross_?attn|cross_?attention)$", name, re.IGNORECASE)
+    return is_tower(name) or crosses is not None or "CrossAttention" in type(module).__name__
 
 
 def is_tower(name: str) -> bool:
@@ -212,11 +208,6 @@ def runs_per_step(model: Any, name: str) -> int:
     high, low = (int(first_of(model.config, key) or 1) for key in ("H_cycles", "L_cycles"))
     parts = name.split(".")
     return high * low if "L_module" in parts else high if "H_module" in parts else 1
-
-
-def caches_latent(model: nn.Module) -> bool:
-    """Return whether the cache stores MLA's latent, as in transformers 5; older ones store the expanded heads."""
-    return any(hasattr(module, "expand_kv") for module in model.modules())
 
 
 def window_of(config: Any, module: Any) -> int | None:
@@ -296,12 +287,6 @@ def _attribute(owner: Any, name: str) -> Any:
         return None
 
 
-_PIXELS = 448
-"""The side of the picture, for towers that take any size."""
-_JOINED = (4, 9)
-"""Patches that a projector joins to one: squares of 2 x 2 and 3 x 3."""
-
-
 def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
     """Return the FLOPs of the towers for one square picture, and its side in pixels; (0, 0) without a patch size.
 
@@ -311,7 +296,7 @@ def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
     pixels, patch = (_side(first_of(config, name)) for name in ("image_size", "patch_size"))
     if not patch:
         return 0, 0
-    pixels = pixels or _PIXELS
+    pixels = pixels or 448  # for towers that take any size
     patches = (pixels // patch) ** 2
     width = _side(first_of(config, "hidden_size", "embed_dim", "width"))
     parts = [part for tower in towers for part in tower.modules()]
@@ -323,7 +308,8 @@ def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
             flops += 2 * patches * module.weight.numel()
         elif formats.is_linear(module):
             weight = formats.stored(module)
-            joined = next((n for n in _JOINED if weight.in_features == n * width and id(module) not in in_layers), 1)
+            # A projector joins squares of 2 x 2 or 3 x 3 patches to one.
+            joined = next((n for n in (4, 9) if weight.in_features == n * width and id(module) not in in_layers), 1)
             flops += 2 * (patches // joined) * weight.in_features * weight.out_features
         elif is_attention(module):
             flops += 4 * patches**2 * width

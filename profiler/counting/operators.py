@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -289,7 +290,6 @@ class Collective(Operator):
     """The operator whose result is exchanged; it decides the number of rows. None: one row per token."""
     width: int
     """Elements per row of the whole result."""
-    itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         rows: Any = step.tokens
@@ -297,7 +297,7 @@ class Collective(Operator):
             rows = self.source.executed(step, path)
         elif isinstance(self.source, Experts) and self.source.runs_all:
             rows = step.tokens * self.source.num_experts
-        return Work(link_bytes=rows * self.width * self.itemsize)
+        return Work(link_bytes=rows * self.width * self.dtype.itemsize)
 
 
 Kind = TypeVar("Kind", bound=Operator)
@@ -309,7 +309,6 @@ class ModelWork:
 
     operators: tuple[Operator, ...]
     params: int
-    understood_params: int
     unknown: tuple[str, ...]
     """Names of modules whose parameters are not in any operator."""
     not_run: tuple[str, ...] = ()
@@ -321,18 +320,13 @@ class ModelWork:
     layers: int = 0
     """Layers of the decoder, of any kind."""
     group_params: tuple[tuple[str, int], ...] = ()
-    """Weights of matrices by group; those of a shared module count once."""
-    tower_params: int = 0
-    """Parameters of the towers of other modalities, which a step of text does not run."""
+    """Weights of matrices by group, those of a shared module once; of `towers`, which no text runs, all parameters."""
     tower_flops: int = 0
-    """FLOPs of the towers for one square picture, or 0 if its patches are not known."""
+    """FLOPs of the towers of other modalities for one square picture, or 0 if its patches are not known."""
     picture_pixels: int = 0
     """The side of that picture."""
-
-    @property
-    def coverage(self) -> float:
-        """Share of the parameters in the operators; below 1 if there are `unknown` modules."""
-        return self.understood_params / self.params if self.params else 1.0
+    coverage: float = 1.0
+    """Share of the parameters in the operators; below 1 if there are `unknown` modules."""
 
     def of_kind(self, kind: type[Kind]) -> list[Kind]:
         return [operator for operator in self.operators if isinstance(operator, kind)]
@@ -342,7 +336,7 @@ class ModelWork:
         path = path or ExecutionPath()
         return sum((operator.work(step, path) for operator in self.operators), Work())
 
-    @property
+    @cached_property
     def names(self) -> dict[Operator, str]:
         """A unique name for each operator; equal names (of layers with different windows) get a number."""
         numbers: dict[str, int] = {}
@@ -396,9 +390,6 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
 
 def as_value(operator: Operator, name: str, work: Work, step: Step | None = None) -> OperatorWork:
     """Return work in scalars as a value for a run folder, with its matmuls in a step of scalars."""
-    bus_bytes: Amount = 0
-    if isinstance(operator, Collective):
-        bus_bytes = plain_number(work.link_bytes * bus_share(operator.kind, operator.ranks))
     return OperatorWork(
         operator=name,
         group=operator.group,
@@ -408,7 +399,9 @@ def as_value(operator: Operator, name: str, work: Work, step: Step | None = None
         weight_bytes=plain_number(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
         kv_bytes=plain_number(work.kv_read_bytes + work.kv_write_bytes + work.state_bytes),
         activation_bytes=plain_number(work.activation_bytes),
-        bus_bytes=bus_bytes,
+        bus_bytes=plain_number(work.link_bytes * bus_share(operator.kind, operator.ranks))
+        if isinstance(operator, Collective)
+        else 0,
         redundant_flops=_amounts(work.redundant_flops),
         redundant_bytes=_amounts(work.redundant_bytes),
         gemms=" ".join(map(str, operator.gemms(step))) if step else "",

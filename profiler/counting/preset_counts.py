@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.counting import attention, operators, sparse_attention
+from profiler.counting import attention, operators
 from profiler.counting.operators import ModelWork, Operator
 from profiler.errors import RequestError
 from profiler.facts.step import Attention, StoredWeight
@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("preset_counts.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
     name: kind
-    for module in (attention, sparse_attention, operators)
+    for module in (attention, operators)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, Operator)
 }

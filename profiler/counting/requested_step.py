@@ -22,10 +22,8 @@ def requested_step(phase: str, batch: int, prompt: int, context: int | None, pre
             raise RequestError("--verify is a decode step of several tokens; leave out --phase prefill.")
         if prefix and context is not None:
             raise RequestError("--prefix is what a prefill has cached; leave out --context, or use it as --prefix.")
-        if prefix:
-            check_prefix(prefix, prompt)
+        check_prefix(prefix, prompt)
         return Step(batch, prompt - prefix, prefix or context or 0, prefix)
     cached = prompt if context is None else context
-    if prefix:
-        check_prefix(prefix, cached)
+    check_prefix(prefix, cached)
     return replace(verifying(batch, verify, cached), shared=prefix)

@@ -5,25 +5,30 @@ from dataclasses import replace
 from profiler.counting.floor import DENSE_BYTES, bytes_per_weight
 from profiler.counting.operators import Collective, Experts, Linear, Operator
 from profiler.counting.preset_counts import CountedModel, Dtype
-from profiler.quant.stored_formats import StoredFormat, stored_format
+from profiler.quant.registry import StoredFormat, stored_format
 
 
 def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
     """Return a model with its weights in `form`, but for those left dense; as it was if it is published so.
 
-    Published experts keep their bits in a mean of all, if that leaves 4 to 16 bits to each other weight.
+    Published experts keep their bits in a named format of all weights, and in a mean of all if that leaves 4 to 16 bits
+    to each other weight.
     """
     if counted.published == form.name:
         return counted
     work, experts, others = counted.work, counted.work.of_kind(Experts), form
-    if split := form.packs == "all" and split_mean(counted, form.bits / 8, (0.5, 2.0)):
-        others = replace(form, bits=8 * split[1])
+    kept = _published_experts(counted) if form.packs == "all" else None
+    if kept and not form.source:
+        split = split_mean(counted, form.bits / 8, (0.5, 2.0))
+        kept, others = (kept, replace(form, bits=8 * split[1])) if split else (None, form)
     operators = [
-        each if split and each in experts else _packed(each, others, counted.dtype, is_mixture=bool(experts))
+        each if kept and each in experts else _packed(each, others, counted.dtype, is_mixture=bool(experts))
         for each in work.operators
     ]
-    saved = sum(map(_own_bytes, work.operators)) - sum(map(_own_bytes, operators))
-    weight_bytes = round(_params(counted) * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
+    weight_bytes = counted.weight_bytes - sum(map(_own_bytes, work.operators)) + sum(map(_own_bytes, operators))
+    if form.packs == "all":
+        kept_bytes, kept_weights = kept or (0.0, 0.0)
+        weight_bytes = round(kept_bytes + (_params(counted) - kept_weights) * others.bits / 8)
     return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
 
 
@@ -32,12 +37,19 @@ def split_mean(counted: CountedModel, mean: float, possible: tuple[float, float]
 
     None without such experts, or if the latter are not within the `possible` ones.
     """
-    params, banks = _params(counted), counted.work.of_kind(Experts)
-    packed, weights = sum(map(_own_bytes, banks)), sum(_own_bytes(bank) / bytes_per_weight(bank) for bank in banks)
-    if not counted.published or not 0 < weights < params:
+    if (published := _published_experts(counted)) is None:
         return None
-    left = (params * mean - packed) / (params - weights)
+    packed, weights = published
+    left = (_params(counted) * mean - packed) / (_params(counted) - weights)
     return (packed / weights, left) if possible[0] <= left <= possible[1] else None
+
+
+def _published_experts(counted: CountedModel) -> tuple[float, float] | None:
+    """(bytes, weights) of the experts of a model that is published packed; None without such experts."""
+    banks = counted.work.of_kind(Experts)
+    weights = sum(_own_bytes(bank) / bytes_per_weight(bank) for bank in banks)
+    is_packed = counted.published and 0 < weights < _params(counted)
+    return (float(sum(map(_own_bytes, banks))), weights) if is_packed else None
 
 
 def _params(counted: CountedModel) -> float:
@@ -80,8 +92,11 @@ def stored_note(quant: str, counted: CountedModel) -> str:
     if form := stored_format(quant):
         packs = "linears" if form.packs == "experts" and not experts else form.packs
         bits = 8 * bytes_per_weight(experts[0]) if experts and packs == "all" else form.bits
-        kept = f": the experts keep their published {bits:.3g}" if abs(bits / form.bits - 1) > 0.01 else ""
-        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}{kept}"
+        kept = f"the experts keep their published {bits:.3g}" if abs(bits / form.bits - 1) > 0.01 else ""
+        if kept and form.source:
+            return f"weights in {form.bits:.3g} bits, but {kept}"
+        which, of = "experts" if packs == "experts" else "weights", f": {kept}" if kept else ""
+        return f"{which} in {form.bits:.3g} bits, {_OTHERS[packs]}{of}"
     if quant != "none" and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
         return f"{quant} leaves the experts in {counted.dtype}, as transformers does; nvfp4, awq or --bits packs them"
     return ""

@@ -22,8 +22,6 @@ from profiler.quant.registry import Quant, quantise_modules
 # distributed/tensor_parallel.py).
 _CUTS_ROWS = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise", "packed_colwise"})
 _CUTS_COLUMNS = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "embedding_colwise", "packed_rowwise"})
-_PACKED = frozenset({"packed_colwise", "packed_rowwise"})
-_PACKED_PARTS = 2
 # The collective after the module: a sum of partial results, or a concatenation of shards.
 _REDUCES = {"rowwise", "rowwise_rep", "rowwise_split_input", "embedding_rowwise", "moe_tp_experts", "all_reduce"}
 _GATHERS = {"colwise_gather_output", "colwise_rep", "embedding_colwise"}
@@ -44,8 +42,7 @@ def walk_rank(model: Any, ranks: int, rank: int = 0, quant: Quant = "none") -> M
         rows = replace(source, count=1) if isinstance(source, Linear | Experts) else None
         counts[replace(named, source=rows)] += 1
     collectives = tuple(replace(collective, count=count) for collective, count in counts.items())
-    understood = round(work.coverage * params)
-    return replace(work, operators=work.operators + collectives, params=params, understood_params=understood)
+    return replace(work, operators=work.operators + collectives, params=params)
 
 
 def check_cut(ranks: int, source: ModelSource, quant: Quant = "none") -> None:
@@ -62,14 +59,16 @@ def check_ranks(model: Any, ranks: int) -> None:
     """Raises RequestError for a model that transformers' plan cannot split into `ranks`."""
     if ranks < 2:
         raise RequestError(f"--tp {ranks} is not possible; use 2 or more ranks, or omit --tp.")
-    kind = getattr(model.config, "model_type", type(model).__name__)
     if published_format(model.config) not in (None, "fp8"):
         raise RequestError(
             f"--tp {ranks}: the weights of this checkpoint are quantised, and packed weights cannot be split; use the"
             " checkpoint that it was quantised from."
         )
     if not _plan(model):
-        raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one GPU.")
+        raise RequestError(
+            f"--tp {ranks}: transformers has no tensor parallel plan for {model.config.model_type!r};"
+            " run it on one GPU."
+        )
     for _, module, query, kv in _split_attentions(model):
         latent = hasattr(module, "kv_b_proj")
         # Copies of KV heads need separate projections of K and V.
@@ -113,9 +112,6 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
             module._parameters[key] = shares[id(param)]
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, nn.Conv1d):
-            module.groups = module.groups * module.weight.shape[0] // module.out_channels
-            module.out_channels = module.weight.shape[0]
 
 
 def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: int, piece: int) -> tuple[int, ...]:
@@ -126,7 +122,7 @@ def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: in
     else:
         return shape
     dim %= len(shape)
-    parts = _PACKED_PARTS if style in _PACKED and len(shape) > 1 else 1
+    parts = 2 if style in ("packed_colwise", "packed_rowwise") and len(shape) > 1 else 1
     length = shape[dim] // parts
     full = math.ceil(length / pieces)  # as `torch.chunk` and DTensor's `Shard`: all but the last are equal
     return (*shape[:dim], parts * max(0, min(full, length - piece * full)), *shape[dim + 1 :])
@@ -156,4 +152,4 @@ def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
             continue
         kind: CollectiveKind = "all_reduce" if style in _REDUCES else "all_gather"
         width = first_of(module, "out_features", "embedding_dim") or int(model.config.get_text_config().hidden_size)
-        yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width, dtype.itemsize))
+        yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiler.counting import module_kinds as kinds
-from profiler.counting.attention import AttentionCore, LatentCore
+from profiler.counting.attention import AttentionCore, Compressor, Indexer, LatentCore
 from profiler.counting.operators import (
     Convolution,
     Elementwise,
@@ -24,24 +24,17 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
-from profiler.counting.sparse_attention import Compressor, Indexer
 from profiler.errors import ModelError
 from profiler.facts.step import FLOAT32_BYTES, StoredWeight
 from profiler.loading.cache_argument import keeps_last_logits
 from profiler.quant import storage as formats
 from profiler.quant.checkpoints import MX_BLOCK
 
-_NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
-
-# Modules that run every expert on every token, whatever the router chooses.
-_DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
-
 # Parameters that are not in a module of their own: matrices of hyper-connections (arXiv:2409.19606), of an indexer's
 # gate and of RG-LRU's gates, and what is added to each key of a block.
 _LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate", "input_gate_weight", "recurrent_gate_weight"})
 _ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
-_ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
 _NORM_FLOPS_PER_ELEMENT = 4
 
@@ -55,19 +48,19 @@ def walk(model: Any) -> ModelWork:
         counts[first] += 1
         repeats[first] += operator.repeats
     tower_flops, pixels = kinds.picture_flops(model, visitor.towers)
+    params = sum(visitor.counted.values())
     return ModelWork(
         operators=tuple(replace(op, count=count, repeats=repeats[op]) for op, count in counts.items()),
-        params=visitor.total_params,
-        understood_params=visitor.total_params - visitor.unknown_params,
+        params=params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
         keeps_last_logits=keeps_last_logits(model),
         layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
-        tower_params=visitor.group_params["towers"],
         tower_flops=tower_flops,
         picture_pixels=pixels,
+        coverage=(params - visitor.unknown_params) / params,
     )
 
 
@@ -87,7 +80,7 @@ def _decoder_config(model: Any) -> Any:
 
 def collapse_numbers(name: str) -> str:
     """Replace numbers in a module's name: `model.layers.3.mlp` -> `model.layers.*.mlp`."""
-    return _NUMBERS.sub("*", name)
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 LinearKey = tuple[str, int, int]
@@ -128,8 +121,6 @@ def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module
 
 
 class _Visitor:
-    """Visits the modules of a model one by one, with the facts of the whole model that the rules need."""
-
     def __init__(self, model: Any, config: Any) -> None:
         self.model = model
         self.config = config
@@ -138,6 +129,8 @@ class _Visitor:
         self.dtype: torch.dtype = model.dtype
         prefix = getattr(model, "base_model_prefix", "")
         self.base_prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""  # empty: the decoder is the model
+        # Whether the cache stores MLA's latent, as in transformers 5; older ones store the expanded heads.
+        self.caches_latent = any(hasattr(module, "expand_kv") for module in model.modules())
         self.unknown: list[str] = []
         self.not_run: list[str] = []
         self.towers: list[nn.Module] = []
@@ -145,8 +138,7 @@ class _Visitor:
         self.top_k: int | None = None
         self.group_params = Counter[str]()
         self.unknown_params = 0
-        self.total_params = 0
-        self._counted: set[int] = set()
+        self.counted: dict[int, int] = {}
         self._read: set[int] = set()
 
     def visit(self) -> Iterator[Operator]:
@@ -182,8 +174,8 @@ class _Visitor:
         if isinstance(module, nn.Embedding):
             yield self._embedding(short, name, module)
         elif formats.is_gguf_table(module):
-            table = module.weight  # [rows, bytes per row]
-            yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
+            # Its weight is [rows, bytes per row].
+            yield Embedding(short, self.dtype, module.weight.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
             read = self._reads_again(module)
             if read and "adapter_list." in f"{name}.":
@@ -209,8 +201,7 @@ class _Visitor:
                 yield self._indexer(short, module)
             if kinds.compresses(module):
                 yield self._compressor(short, name, module)
-            if (state := self._state(short, module)) is not None:
-                yield state
+            yield from self._state(short, module)
             yield from self._other_parameters(short, module, params)
         yield from self._residuals(short, module)
 
@@ -250,8 +241,8 @@ class _Visitor:
             itemsize=FLOAT32_BYTES if kinds.computes_in_float32(owner) else self.dtype.itemsize,
         )
 
-    def _state(self, short: str, module: Any) -> RecurrentState | None:
-        """Return the state of a state-space or linear-attention mixer, or None for other modules.
+    def _state(self, short: str, module: Any) -> Iterator[RecurrentState]:
+        """Yield the state of a state-space or linear-attention mixer, and none of other modules.
 
         transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention and
         mLSTM in the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
@@ -260,7 +251,7 @@ class _Visitor:
         b v k^T, o = S q has 7 (Gated DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
         """
         if not kinds.is_recurrent(module):
-            return None
+            return
         decay, kind = getattr(module, "A_log", None), type(module).__name__
         in_model_dtype = "Lightning" in kind or "LSTM" in kind
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
@@ -277,10 +268,10 @@ class _Visitor:
             sizes = [kinds.first_of(module, *names) for names in shape]
             if not all(sizes):
                 self.unknown.append(f"{short} (the size of its state)")
-                return None
+                return
             elements = math.prod(map(int, sizes))
         decays = kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is not None
-        return RecurrentState(
+        yield RecurrentState(
             name=f"{short}.state",
             dtype=self.dtype,
             state_elements=elements,
@@ -319,12 +310,11 @@ class _Visitor:
         )
 
     def _count(self, module: nn.Module, *, recurse: bool = False) -> dict[int, int]:
-        """Add a module's parameters to the total, shared ones once; return the numbers that were added, by identity."""
+        """Count a module's parameters, shared ones once; return the numbers that were added, by identity."""
         owners = module.modules() if recurse else (module,)
         found = {identity: params for owner in owners for identity, params in formats.own_params(owner).items()}
-        added = {identity: params for identity, params in found.items() if identity not in self._counted}
-        self._counted |= added.keys()
-        self.total_params += sum(added.values())
+        added = {identity: params for identity, params in found.items() if identity not in self.counted}
+        self.counted |= added
         return added
 
     def _reads_again(self, module: nn.Module) -> int:
@@ -354,7 +344,7 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # linears between the decoder and the head run on the head's positions
-        elif name.endswith("self_attn.dt_proj") or (name.endswith("kv_b_proj") and kinds.caches_latent(self.model)):
+        elif name.endswith("self_attn.dt_proj") or (name.endswith("kv_b_proj") and self.caches_latent):
             executed = "context"  # for Doge's dynamic mask, and MLA's latent
         return Linear(
             name=short,
@@ -401,7 +391,8 @@ class _Visitor:
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,
             row_elements=kinds.row_elements(module, matrices, self.dtype),
-            runs_all=type(module).__name__ in _DENSE_EXPERTS,
+            # It runs every expert on every token, whatever the router chooses.
+            runs_all=type(module).__name__ == "Llama4TextExperts",
             loops=isinstance(module, nn.ModuleList),
             gathers=kinds.gathers(module) and dtype == self.dtype,
         )
@@ -429,9 +420,8 @@ class _Visitor:
         if not kinds.is_attention(parent) or not leaf.startswith(("q_", "k_", "query", "key")):
             return 1
         query_heads, kv_heads, head_dim = kinds.attention_heads(parent, self.config)
-        if width != head_dim:
-            return 1
-        return query_heads if leaf.startswith("q") else kv_heads
+        heads = query_heads if leaf.startswith("q") else kv_heads
+        return heads if width == head_dim else 1
 
     def _rotary(self, short: str, core: AttentionCore) -> Elementwise:
         """Return q * cos + rotate_half(q) * sin for q and k: negate half, concatenate, two products, one sum."""
@@ -441,7 +431,7 @@ class _Visitor:
             name=f"{short}.rotary",
             group="attention",
             dtype=core.dtype,
-            flops_per_token=_ROPE_FLOPS_PER_ELEMENT * elements if rotary else 0,
+            flops_per_token=3 * elements if rotary else 0,
             bytes_per_token=10 * elements * self.dtype.itemsize if rotary else 0,
         )
 
@@ -481,7 +471,7 @@ class _Visitor:
                 for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
             )
             qk_dim = nope + rope
-            if kinds.caches_latent(self.model):
+            if self.caches_latent:
                 latent, expanded = rank + rope, nope + v_dim
             kv_heads = query_heads
         elif kinds.first_of(module, "compressor") is not None:

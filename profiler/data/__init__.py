@@ -21,3 +21,9 @@ def rows_of(file_name: str, kind: type[Row]) -> tuple[Row, ...]:
             for row in csv.DictReader(file)
         ]
     return tuple(TypeAdapter(list[row_type]).validate_python(cells))
+
+
+def texts_of(file_name: str) -> dict[str, str]:
+    """Return the second column of a table by the first."""
+    with (FOLDER / file_name).open(encoding="utf-8", newline="") as file:
+        return {row[0]: row[1] for row in list(csv.reader(file))[1:]}

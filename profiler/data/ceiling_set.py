@@ -35,10 +35,9 @@ class CeilingSet:
 
         A GPU without bfloat16 units runs such a model in float16, which has as many bytes.
         """
-        for name in (dtype, own, "float16" if own == "bfloat16" else own, "float32"):
-            if self.flops_per_s.get(name):
-                return self.flops_per_s[name]
-        return max(self.flops_per_s.values())
+        names = (dtype, own, "float16" if own == "bfloat16" else own, "float32")
+        rates = filter(None, map(self.flops_per_s.get, names))
+        return next(rates, max(self.flops_per_s.values()))
 
 
 def ceilings_called(name: str) -> CeilingSet:

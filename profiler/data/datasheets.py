@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from profiler.data import rows_of
+from profiler.data import rows_of, texts_of
 from profiler.data.free_memory import idle_room_bytes
 from profiler.errors import RequestError, near_misses
 
@@ -89,8 +89,7 @@ class Datasheet:
 
     def peak_flops_per_s(self, dtype: str) -> float | None:
         """Return the dense peak for the name of a torch dtype; None if this card has no unit for it."""
-        column = _PEAK_COLUMN.get(dtype)
-        return getattr(self, column) if column else None
+        return getattr(self, _PEAK_COLUMN[dtype]) if dtype in _PEAK_COLUMN else None
 
     @property
     def room_bytes(self) -> int:
@@ -150,7 +149,7 @@ def gpu_called(name: str) -> Datasheet:
 
     The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
     not within a number: T5 does not mean T5000, nor RTX 2080 the 2080 Ti. A memory size is not a name, but may follow
-    that of a GPU which shares its computer's memory: M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090,
+    one: RTX 3090 24GB, M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090,
     7900xtx. Raises RequestError for no match or several.
     """
     if name.endswith(".json"):
@@ -159,11 +158,10 @@ def gpu_called(name: str) -> Datasheet:
         _rows_called(name)
         or _rows_called(re.sub("[-_]", " ", name))
         or [gpu for gpu in gpus() if re.search(rf"(^|(?<!\d)(?=\d)){re.escape(_joined(name))}$", _joined(gpu.gpu))]
+        or _with_memory(name)
     )
     if len(rows) == 1:
         return rows[0]
-    if not rows and (sized := _with_memory(name)):
-        return sized
     if rows:
         names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
         more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
@@ -172,16 +170,18 @@ def gpu_called(name: str) -> Datasheet:
     raise RequestError(f"no GPU is called {name!r} in roofscope's table.{near} `roofscope gpus` lists them all.")
 
 
-def _with_memory(name: str) -> Datasheet | None:
-    """A GPU that shares its computer's memory, of the size at the end of `name`; None for any other name.
+def _with_memory(name: str) -> list[Datasheet]:
+    """The GPUs with the memory at the end of `name`, their own or one that they share with their computer.
 
-    Raises RequestError for a size that it is not sold with.
+    Raises RequestError for a size that such a computer is not sold with.
     """
     match = _WITH_MEMORY.fullmatch(name)
-    rows = [gpu for gpu in _rows_called(match[1]) if gpu.memory_sizes_gib] if match else []
-    if match is None or len(rows) != 1:
-        return None
-    own, size = rows[0].gpu, int(match[2])
+    if match is None:
+        return []
+    rows, size = _rows_called(match[1]), int(match[2])
+    if len(rows) != 1 or not rows[0].memory_sizes_gib:
+        return [gpu for gpu in rows if gpu.memory_bytes == size << 30]
+    own = rows[0].gpu
     # One with fewer cores, which is sold with other sizes, has a row of its own.
     binned = [gpu for gpu in gpus() if re.fullmatch(rf"{re.escape(own)}( \d+-core)?", gpu.gpu)]
     gpu = next((gpu for gpu in binned if size in gpu.memory_sizes_gib), None)
@@ -190,7 +190,7 @@ def _with_memory(name: str) -> Datasheet | None:
         raise RequestError(f"{name!r}: the memory of the {own} is one of {sizes} GB.")
     is_little = gpu.vendor == "Apple" and size <= _LITTLE_GIB
     share = _SHARE_OF_LITTLE if is_little else gpu.usable_bytes / gpu.memory_bytes
-    return replace(gpu, gpu=f"{gpu.gpu} {size}GB", memory_bytes=size << 30, usable_bytes=int(share * (size << 30)))
+    return [replace(gpu, gpu=f"{gpu.gpu} {size}GB", memory_bytes=size << 30, usable_bytes=int(share * (size << 30)))]
 
 
 def _rows_called(name: str) -> list[Datasheet]:
@@ -206,16 +206,10 @@ def _rows_called(name: str) -> list[Datasheet]:
     return rows
 
 
-@dataclass(frozen=True)
-class _Product:
-    product: str
-    gpu: str
-
-
 @cache
 def _products() -> dict[tuple[str, ...], str]:
     """The GPU in each computer that is sold under another name, by the words of that name."""
-    return {_distinctive(row.product): row.gpu for row in rows_of("product_names.csv", _Product)}
+    return {_distinctive(product): gpu for product, gpu in texts_of("product_names.csv").items()}
 
 
 def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet | None:

@@ -1,6 +1,5 @@
 """Published benchmark results, one row of published.csv per figure, and how often ranges contain unseen ones."""
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -14,22 +13,15 @@ torchao, TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
 
 MIXTURE = "mixture"
 """The form of mixtures of experts, whose figures are few and thus pooled over formats."""
-_CACHE_BYTES = 2
 
 
 @dataclass(frozen=True)
 class _Model:
-    """A row of published_models.csv."""
-
     model: str
     params: float
     looked_up_params: float
-    layers: int
-    kv_elements_per_token: float
     routed_params: float = 0.0
     """Those of the experts among which each token is routed; 0: not a mixture."""
-    experts: int = 1
-    experts_per_token: int = 1
 
 
 @cache
@@ -39,81 +31,23 @@ def _models() -> dict[str, _Model]:
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One published time of a model on a single card, with the work of its step."""
+    """What a published time of a model on a single card is of; tests/published_fit.py has the rest of its row."""
 
     kind: EngineKind
     model: str
     format: str
     """Storage format of the weights."""
-    bits: float
-    """Bits per weight in that format, at the mean of what a step streams; without routed experts if these differ."""
-    gpu: str
-    """The row of gpus.csv."""
-    phase: Literal["prefill", "decode"]
     batch: int
-    latency_s: float
-    source: str
-    expert_bits: float = 0.0
-    """Bits per weight of routed experts; 0: those of all weights."""
-    prompt_len: int = 0
-    """0 if the source does not say and the batch is 1, where its effect is negligible."""
-    new_tokens: int = 0
 
     @property
     def form(self) -> str:
         """What a range is of: a format, or mixtures of experts in any."""
-        return MIXTURE if self._model.routed_params else self.format
-
-    @property
-    def query_tokens(self) -> int:
-        return self.prompt_len if self.phase == "prefill" else 1
-
-    @property
-    def context_len(self) -> int:
-        """Cached tokens in the middle of the timed steps."""
-        return 0 if self.phase == "prefill" else self.prompt_len + self.new_tokens // 2
-
-    @property
-    def layers(self) -> int:
-        return self._model.layers
+        return MIXTURE if _models()[self.model].routed_params else self.format
 
     @property
     def weights(self) -> float:
         """All weights, without looked-up embeddings."""
-        return self._model.params - self._model.looked_up_params
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes that a step streams: those of routed experts, if its tokens choose evenly and independently."""
-        model = self._model
-        unread = (1 - model.experts_per_token / model.experts) ** (self.batch * self.query_tokens)
-        routed_bytes = model.routed_params * (1 - unread) * (self.expert_bits or self.bits) / 8
-        return (self.weights - model.routed_params) * self.bits / 8 + routed_bytes
-
-    @property
-    def kv_bytes(self) -> float:
-        """Bytes of the cache in 16 bits."""
-        elements = self.batch * (self.context_len + self.query_tokens) * self._model.kv_elements_per_token
-        return elements * _CACHE_BYTES
-
-    @property
-    def flops(self) -> float:
-        """2 FLOPs per token and weight that multiplies it."""
-        idle = self._model.routed_params * (1 - self._model.experts_per_token / self._model.experts)
-        return 2 * (self.weights - idle) * self.batch * self.query_tokens
-
-    @property
-    def _model(self) -> _Model:
-        return _models()[self.model]
-
-    @property
-    def publisher(self) -> str:
-        """Who published it: the owner of the repository, or the host of the page; else the source itself.
-
-        Figures of one publisher share hosts, versions and ways of measuring.
-        """
-        owner = re.match(r"github:([^/]+)|https://(?:huggingface\.co/datasets/)?([^/]+)", self.source)
-        return (owner[1] or owner[2]) if owner else self.source
+        return _models()[self.model].params - _models()[self.model].looked_up_params
 
 
 @cache

@@ -12,16 +12,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from profiler.device import clock, memory
-from profiler.device.clock import Clock
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from profiler.device import memory
+from profiler.device.clock import Clock, clock_for, now_s
 from profiler.device.device import Device, describe, under_wsl
 from profiler.device.telemetry import TelemetrySource, source_for
 from profiler.errors import CaptureError, DeviceError, first_line
-
-if TYPE_CHECKING:
-    import torch
 
 _SYNCHRONISES = "synchronizing CUDA operation"
 """The error of torch's synchronisation debug mode (c10/cuda/CUDAFunctions.cpp, `warn_or_error_on_sync`)."""
@@ -37,13 +37,9 @@ class Machine:
         self, device: torch.device, *, clock: Clock | None = None, source: TelemetrySource | None = None
     ) -> None:
         self.device = device
-        self._clock = clock
+        self.clock = clock or clock_for(device)
         self._source = source
         self._has_peak = True
-
-    @cached_property
-    def clock(self) -> Clock:
-        return self._clock or clock.clock_for(self.device)
 
     @cached_property
     def source(self) -> TelemetrySource:
@@ -68,7 +64,7 @@ class Machine:
         return True
 
     def now_s(self) -> float:
-        return clock.now_s()
+        return now_s()
 
     def unix_s(self) -> float:
         return time.time()
@@ -126,10 +122,11 @@ class Machine:
         """Run what is within on a side stream, as CUDA requires of work before its capture."""
         yield
 
-    @contextlib.contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        """Name what runs within for the device's profilers (an NVTX range on CUDA)."""
-        yield
+    def push_range(self, name: str) -> None:
+        """Begin a range with a name in the device's profilers (NVTX on CUDA); `pop_range` ends it."""
+
+    def pop_range(self) -> None:
+        """End the range that began last."""
 
 
 class CudaMachine(Machine):
@@ -138,17 +135,14 @@ class CudaMachine(Machine):
     captures = True
 
     def __init__(self, device: torch.device, *, source: TelemetrySource | None = None) -> None:
-        import torch
-
         super().__init__(device, source=source)
-        self._cuda = torch.cuda
         # Streams, graphs and new tensors go to the current card, even if the model is on another.
         torch.cuda.set_device(device)
         self.info = describe(device)  # a card that does not answer ends the run before the model is loaded
 
     @property
     def links(self) -> tuple[str, ...]:
-        others = (index for index in range(self._cuda.device_count()) if index != (self.device.index or 0))
+        others = (index for index in range(torch.cuda.device_count()) if index != (self.device.index or 0))
         return ("host", *(f"cuda:{index}" for index in others))
 
     @property
@@ -156,28 +150,28 @@ class CudaMachine(Machine):
         return under_wsl()
 
     def reset_peak(self) -> None:
-        self._cuda.reset_peak_memory_stats(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int | None:
-        return int(self._cuda.max_memory_allocated(self.device))
+        return int(torch.cuda.max_memory_allocated(self.device))
 
     def allocated_bytes(self) -> int:
-        return int(self._cuda.memory_allocated(self.device))
+        return int(torch.cuda.memory_allocated(self.device))
 
     def used_bytes(self) -> int | None:
-        free, total = self._cuda.mem_get_info(self.device)
-        cached = self._cuda.memory_reserved(self.device) - self._cuda.memory_allocated(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(total - free) - int(cached)
 
     def release(self) -> None:
         clear_workspaces()  # a workspace of 32 MiB inside a larger block keeps the whole block
-        self._cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def trouble(self) -> str:
         found = ""
         for _ in range(2):
             try:
-                self._cuda.synchronize(self.device)
+                torch.cuda.synchronize(self.device)
             except RuntimeError as error:  # one that ends the context is raised by every later call, another one once
                 found = first_line(error)
             else:
@@ -185,10 +179,10 @@ class CudaMachine(Machine):
         return found
 
     def waits(self, work: Callable[[], object]) -> bool:
-        before = self._cuda.get_sync_debug_mode()
+        before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns each time that this is a prototype
-            self._cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             work()
         except RuntimeError as error:
@@ -196,30 +190,30 @@ class CudaMachine(Machine):
                 raise
             return True
         finally:
-            self._cuda.set_sync_debug_mode(before)
+            torch.cuda.set_sync_debug_mode(before)
         return False
 
     def capture(self, work: Callable[[], object]) -> Recording:
         # CUDA's own allocator (backend:cudaMallocAsync) has no MemPool; its graphs need an id only.
-        pool = self._cuda.MemPool() if self._cuda.get_allocator_backend() == "native" else None
-        pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
-        recorded = Recording(self, self._cuda.CUDAGraph(), pool, pool_id)
-        before = self._cuda.current_stream()
+        pool = torch.cuda.MemPool() if torch.cuda.get_allocator_backend() == "native" else None
+        pool_id = torch.cuda.graph_pool_handle() if pool is None else pool.id
+        recorded = Recording(self, torch.cuda.CUDAGraph(), pool, pool_id)
+        before = torch.cuda.current_stream()
         # torch keeps a workspace of cuBLAS per stream (aten/src/ATen/cuda/CublasHandlePool.cpp). With one of an earlier
         # graph's pool, this graph would write to freed memory once the earlier one is gone.
         clear_workspaces()
         try:
             try:
-                with self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)):
+                with torch.cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)):
                     work()
             finally:
                 held_bytes = self.allocated_bytes()
                 clear_workspaces()
         except RuntimeError as error:
             # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
-            self._cuda.set_stream(before)
+            torch.cuda.set_stream(before)
             self._end_failed_capture(recorded)
-            if isinstance(error, self._cuda.OutOfMemoryError):
+            if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             first = error.__context__ or error  # ending a failed capture fails once more
             raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
@@ -232,8 +226,6 @@ class CudaMachine(Machine):
         Up to torch 2.12 the allocator stays in capture (180395), up to 2.13 the graph keeps its share of the pool
         (190348), and up to 2.11 the random generator stays in capture, so that the next number raises (176752).
         """
-        import torch
-
         index = self.device.index or 0
         recorded.graph.reset()
         with contextlib.suppress(RuntimeError):  # the installed torch has left the capture
@@ -245,35 +237,34 @@ class CudaMachine(Machine):
                 torch._C._cuda_releasePool(index, recorded.pool_id)
         with contextlib.suppress(RuntimeError):
             number = torch.zeros(1, device=self.device)
-            with self._cuda.graph(self._cuda.CUDAGraph(), stream=side_stream(self.device)):
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side_stream(self.device)):
                 number.add_(1)
 
     @property
     def is_lost(self) -> bool:
         """Whether the device takes no more work; False in a capture, which waiting for the device would end."""
         try:
-            return not self._cuda.is_current_stream_capturing() and self.trouble() != ""
+            return not torch.cuda.is_current_stream_capturing() and self.trouble() != ""
         except RuntimeError:
             return True
 
     @contextlib.contextmanager
     def on_side_stream(self) -> Iterator[None]:
         side = side_stream(self.device)
-        side.wait_stream(self._cuda.current_stream())
-        with self._cuda.stream(side):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             yield
-        self._cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(side)
 
-    @contextlib.contextmanager
-    def range(self, name: str) -> Iterator[None]:
-        with self._cuda.nvtx.range(name):
-            yield
+    def push_range(self, name: str) -> None:
+        torch.cuda.nvtx.range_push(name)
+
+    def pop_range(self) -> None:
+        torch.cuda.nvtx.range_pop()
 
 
 def clear_workspaces() -> None:
     """Free cuBLAS's workspaces, which its next call allocates again. A build without CUDA has no such function."""
-    import torch
-
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
@@ -305,8 +296,6 @@ class Recording:
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return a card's only stream for captures: cuBLAS keeps 8 to 32 MiB for each stream that it was used on."""
-    import torch
-
     return torch.cuda.Stream(device)
 
 
@@ -318,9 +307,6 @@ def machine_for(device: torch.device, *, source: TelemetrySource | None = None) 
 @contextlib.contextmanager
 def recorded(*, cuda: bool) -> Iterator[Any]:
     """Record what runs within by torch.profiler, without stderr: Kineto bypasses Python's `sys.stderr`."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     was_on = torch.autograd._profiler_enabled()
     sys.stderr.flush()

@@ -1,7 +1,5 @@
 """Telemetry of a device: clocks, power, temperature, energy, throttling (NVML, RAPL)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
@@ -9,19 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import psutil
+import torch
 
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import processor, text_of
 from profiler.errors import describe_error
 from profiler.facts.telemetry import THROTTLE_BITS, HardwareCounters, Reading
-
-if TYPE_CHECKING:
-    import torch
 
 _INTERVAL_S = 0.5
 _CGROUP = Path("/sys/fs/cgroup")
@@ -34,7 +29,7 @@ DeviceSettings = dict[str, str | int | float | bool | None]
 class TelemetrySource:
     """A source of readings of one device; this one reads nothing."""
 
-    failures: Mapping[str, str] = MappingProxyType({})
+    failures: Mapping[str, str] = {}
     """The error of each quantity that failed unexpectedly, by name; not of those that the device lacks."""
 
     missing: tuple[str, ...] = ()
@@ -195,8 +190,6 @@ class HostSource(TelemetrySource):
         )
 
     def facts(self) -> DeviceSettings:
-        import torch
-
         return {
             **processor(),
             "governor": text_of(_GOVERNOR),
@@ -232,7 +225,6 @@ def source_for(device: torch.device, helper_pids: Sequence[int] = ()) -> Telemet
 def nvml_source(device: torch.device) -> NvmlSource:
     """Return NVML's view of a CUDA device or of a slice (MIG). Raises the error of a missing library or driver."""
     import pynvml
-    import torch
 
     uuid = torch.cuda.get_device_properties(device).uuid
     try:

@@ -68,8 +68,7 @@ def deepen(cache: Any, context: int) -> None:
             window = getattr(layer, "sliding_window", None)
             tokens = context if window is None else min(context, window - 1)
             layer.keys, layer.values = (_random_like(each, tokens) for each in states)
-            if hasattr(layer, "cumulative_length"):
-                layer.cumulative_length = context
+            layer.cumulative_length = context  # which only a layer with a window reads
 
 
 def _deepen_quantized(layer: Any, context: int) -> None:
@@ -107,8 +106,7 @@ def emptied(cache: Any) -> Any:
         if states is None or getattr(layer, "max_cache_len", None):
             return None
         layer.keys, layer.values = (torch.empty_like(each[:, :, :0]) for each in states)
-        if hasattr(layer, "cumulative_length"):
-            layer.cumulative_length = 0
+        layer.cumulative_length = 0
     return cache
 
 
@@ -127,5 +125,4 @@ def _random_like(states_BHSD: torch.Tensor, tokens: int) -> torch.Tensor:  # noq
 
 def greedy_token(output: Any) -> torch.Tensor:
     """Return the most likely next tokens of a model's output, [batch, 1]."""
-    tokens: torch.Tensor = output.logits[:, -1:].argmax(dim=-1)
-    return tokens
+    return output.logits[:, -1:].argmax(dim=-1)

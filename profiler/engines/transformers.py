@@ -25,9 +25,6 @@ _KEPT_SHARE = 0.05
 """Share of free memory for the caches of other shapes' graphs and compiled code; predictions of peak memory are no
 more precise. Shapes beyond it are captured or prepared again at every repetition."""
 
-_COMPILED_REGION = "Torch-Compiled Region"
-"""The name in torch's profiler of each entry into compiled code (torch/_dynamo/convert_frame.py)."""
-
 
 class EagerEngine(Engine):
     """transformers without changes: eager launches and the model's default cache (DynamicCache)."""
@@ -113,8 +110,9 @@ class CompileEngine(StaticEngine):
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
         torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
-        mode = "reduce-overhead" if machine.captures else None
-        self._compiled: Callable[..., torch.Tensor] = torch.compile(self._token, dynamic=False, mode=mode)
+        self._compiled: Callable[..., torch.Tensor] = torch.compile(
+            self._token, dynamic=False, mode="reduce-overhead" if machine.captures else None
+        )
         # The host counts the position of a moving window; that number must be neither compiled in nor captured. The
         # step has a function of its own there, since torch caches compiled code by function.
         self._compiled_moving: Callable[..., torch.Tensor] = torch.compile(lambda *step: self._token(*step))
@@ -143,8 +141,9 @@ class CompileEngine(StaticEngine):
                     state = self.decode(state)
                 with recorded(cuda=False) as profile:
                     self.decode(state)
-                # A break in a layer makes several compiled pieces, since it splits its callers too.
-                pieces = sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
+                # Each entry into compiled code has this name (torch/_dynamo/convert_frame.py). A break in a layer makes
+                # several compiled pieces, since it splits its callers too.
+                pieces = sum(event.name.startswith("Torch-Compiled Region") for event in profile.events())
                 self.graph_breaks = max(self.graph_breaks, pieces - 1)
             if self.graph_skips is not None:
                 self.graph_skips += _graph_skips() - skips_before
@@ -194,8 +193,6 @@ def _bytes_of(cache: Any) -> int:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A decode step of one shape, captured as a graph."""
-
     state: DecodeState
     """The memory that the graph reads and writes."""
     replay: Recording
@@ -273,9 +270,15 @@ class GraphEngine(StaticEngine):
 
 def greedy_tokens(model: Any, ids_BS: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:  # noqa: N803
     """Return the new tokens [batch, new] of a greedy `generate`; `options` are further arguments of it."""
-    fixed = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
-    mask = torch.ones_like(ids_BS)
-    tokens: torch.Tensor = model.generate(ids_BS, attention_mask=mask, max_new_tokens=new_tokens, **fixed, **options)
+    tokens = model.generate(
+        ids_BS,
+        attention_mask=torch.ones_like(ids_BS),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=0,
+        **options,
+    )
     return tokens[:, ids_BS.shape[1] :]
 
 

@@ -27,8 +27,6 @@ from profiler.patching import patched
 from profiler.quant.storage import model_storage_bytes
 
 _ITERATIONS = "vllm:iteration_tokens_total"
-_LOOPS, _LOOPS_S = 3, 2.0
-"""Most decode loops of a repetition, and the seconds after which no further one begins."""
 
 
 class VllmEngine(Engine):
@@ -36,7 +34,6 @@ class VllmEngine(Engine):
     cache: ClassVar[CacheKind] = "paged"
     hookable: ClassVar[bool] = False
     eager_phases: ClassVar[tuple[Phase, ...]] = ()
-    keeps_cache: ClassVar[bool] = True
     whole_calls: ClassVar[bool] = True
     keeps_last_logits: bool = True
 
@@ -80,7 +77,8 @@ class VllmEngine(Engine):
         marks: list[float] = []
         self.call(ids_BS, 1, lambda: marks.append(self._now_s()))
         steps, loops_s = new_tokens - 1, list[float]()
-        while not loops_s or (len(loops_s) < _LOOPS and self._now_s() - marks[1] < _LOOPS_S):
+        # At most three loops, none of which begins after two seconds.
+        while not loops_s or (len(loops_s) < 3 and self._now_s() - marks[1] < 2.0):
             _, one_s, least, cached = self._generate(ids_BS, 1)
             _, all_s, most, still_cached = self._generate(ids_BS, new_tokens)
             if (most - least, still_cached) != (steps, cached):

@@ -73,9 +73,6 @@ class MergedFacts:
     others: dict[type[Fact], list[Fact]] = field(default_factory=dict)
     """Facts whose class has no merge rule, in the order of measurement."""
 
-    def add(self, fact: Fact) -> None:
-        fact.merge_into(self)
-
     def every(self, kind: type[F]) -> list[F]:
         """Return all facts of a class without a merge rule, in the order of measurement."""
         return cast(list[F], self.others.get(kind, []))

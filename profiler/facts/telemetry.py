@@ -64,7 +64,6 @@ class ActiveShares:
     sm: float | None
     memory: float | None
     clock_hz: float | None = None
-    """The device's clock during this time."""
 
 
 @dataclass(frozen=True)

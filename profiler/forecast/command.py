@@ -39,8 +39,15 @@ from profiler.predict.result import (
     cross_validated_error,
     forecast_cells,
 )
-from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant, published_as
-from profiler.quant.stored_formats import quant_of, stored_format
+from profiler.quant.registry import (
+    FORMATS,
+    Quant,
+    check_packed_dtype,
+    known_quant,
+    published_as,
+    quant_of,
+    stored_format,
+)
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from profiler.errors import RequestError
 from profiler.grid.ranges import check_new_tokens, parse_values
 from profiler.options import DTYPE_NAMES, one_of, option
-from profiler.quant.registry import known_quant, quant_help
-from profiler.quant.stored_formats import quant_of
+from profiler.quant.registry import known_quant, quant_help, quant_of
 
 
 @dataclass(frozen=True)

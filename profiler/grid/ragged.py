@@ -11,11 +11,6 @@ from profiler.units import several
 PADDED_ENGINE = "padded"
 """The engine that steps a batch of unequal prompts like transformers: padded on the left, with a mask."""
 RAGGED = "ragged:"
-_DRAWN_BATCHES = 4
-"""Batches of the largest size for which a range draws lengths; the one with the median padding is measured."""
-_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
-_LINE = re.compile(r"(\d{1,9})(?:[,;\s]+(\d{1,9}))?")
-_SEED = 0
 _GRAMMAR = (
     "use ragged:32..512 (drawn evenly, seeded), or ragged:FILE with a prompt's length on each line, and after a comma"
     " its number of new tokens if they differ"
@@ -68,13 +63,14 @@ def waiting(batch: Batch) -> float:
 def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
     """Return the requests of `ragged:32..512` (seeded) or `ragged:FILE` (one a line). Raises GridError."""
     name = text.removeprefix(RAGGED)
-    if match := _RANGE.fullmatch(name):
+    if match := re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", name):
         low, high = int(match[1]), int(match[2])
         if not 1 <= low <= high:
             raise GridError(f"--prompt-lens: {text!r} is not an ascending range from 1 or more; {_GRAMMAR}.")
         # random() gives the same numbers in every version of Python; randint need not.
-        source = random.Random(_SEED)
-        lengths = (low + int(source.random() * (high - low + 1)) for _ in range(_DRAWN_BATCHES * largest_batch))
+        source = random.Random(0)
+        # Four batches of the largest size, of which the one with the median padding is measured.
+        lengths = (low + int(source.random() * (high - low + 1)) for _ in range(4 * largest_batch))
         return Ragged(name, tuple(Request(length, new_tokens) for length in lengths))
     try:
         lines = [line.strip() for line in Path(name).read_text(encoding="utf-8").splitlines()]
@@ -84,7 +80,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
     for number, line in enumerate(lines, 1):
         if not line or line.startswith("#"):
             continue
-        match = _LINE.fullmatch(line)
+        match = re.fullmatch(r"(\d{1,9})(?:[,;\s]+(\d{1,9}))?", line)
         if match is None or int(match[1]) < 1 or (match[2] and int(match[2]) < 1):
             raise GridError(f"--prompt-lens: line {number} of {file} is not a length of 1 or more; {_GRAMMAR}.")
         requests.append(Request(int(match[1]), int(match[2] or new_tokens)))
@@ -93,5 +89,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
 
 def too_few(name: str | None, prompts: int, batch: int) -> str:
     """Return the error of a file whose prompts do not fill a batch."""
-    held = several(prompts, "prompt", "prompts")
-    return f"{name} has {held}, too few for a batch of {batch}; use --batch-sizes {prompts} or less."
+    return (
+        f"{name} has {several(prompts, 'prompt', 'prompts')}, too few for a batch of {batch}; use --batch-sizes"
+        f" {prompts} or less."
+    )

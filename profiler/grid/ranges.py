@@ -36,8 +36,6 @@ TEST_PROMPTS = (128, 64, 32, 16)
 """Prompt lengths of a batch test; a shorter one leaves time for more doublings."""
 TEST_TOKENS = 10
 MOST_SEQUENCES = 4096
-_WANTED = 8
-"""A batch test should reach at least this batch, after three doublings."""
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
@@ -77,8 +75,7 @@ def make_grid(
         return _ragged_grid(prompt_lens, values_of(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
     contexts = values_of(context_lens, "--context-lens") if context_lens else ()
     prompts = values_of(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
-    if prefix:
-        check_prefix(prefix, min((*prompts, *contexts)))
+    check_prefix(prefix, min((*prompts, *contexts)))
     return Grid(
         prompt_lens=prompts,
         batch_sizes=values_of(batch_sizes, "--batch-sizes"),
@@ -155,7 +152,7 @@ def _expand(match: re.Match[str], part: str, option: str) -> Sequence[int]:
 
 def check_prefix(prefix: int, shortest: int) -> None:
     """Raise RequestError for a prefix that is not shorter than the `shortest` prompt or cache of a decode step."""
-    if not 0 <= prefix < shortest:
+    if prefix and not 0 < prefix < shortest:
         raise RequestError(
             f"--prefix {prefix} is not possible: it is a part of every prompt, and the shortest has {shortest} tokens;"
             f" use 0 to {shortest - 1}, or longer prompts."
@@ -185,9 +182,9 @@ def default_grids(new_tokens: int | None) -> list[Grid]:
 
 def doubling_grids(prompt_lens: Sequence[int], context_lens: Sequence[int], new_tokens: int | None) -> list[Grid]:
     """Return the grids of a batch test: most doublings first; three of a shorter prompt before fewer of a longer."""
-    powers = range(MOST_SEQUENCES.bit_length() - 1, 0, -1)
-    sizes = [tuple(1 << power for power in range(most + 1)) for most in powers]
-    enough, few = ([each for each in sizes if (each[-1] >= _WANTED) == is_enough] for is_enough in (True, False))
+    sizes = [tuple(1 << power for power in range(most)) for most in range(MOST_SEQUENCES.bit_length(), 1, -1)]
+    # A batch test should reach at least batch 8, after three doublings.
+    enough, few = ([each for each in sizes if (each[-1] >= 8) == is_enough] for is_enough in (True, False))
     grids = [Grid((prompt_len,), (), new_tokens or TEST_TOKENS) for prompt_len in prompt_lens]
     grids += [Grid((), (), new_tokens or TEST_TOKENS, (context_len,)) for context_len in context_lens]
     by_doublings = [replace(grid, batch_sizes=each) for grid in grids for each in enough]

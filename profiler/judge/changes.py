@@ -347,4 +347,4 @@ def _floor_s(
     cache_kept: float = 1.0,
 ) -> float:
     parts = ((op.flops, weights_kept * op.weight_bytes + cache_kept * op.kv_bytes, flops_per_s) for op in operators)
-    return step_floor(parts, cell.ceilings.memory_bytes_per_s).total_s
+    return float(step_floor(parts, cell.ceilings.memory_bytes_per_s).floor_s)

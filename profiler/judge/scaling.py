@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, step_floor
+from profiler.counting.floor import MOST, least, step_floor
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.operators import Amount, OperatorWork
 from profiler.grid.cells import CellKey, Phase
@@ -158,7 +158,7 @@ def _knee(doublings: Sequence[Doubling]) -> tuple[int | None, tuple[int, int] | 
 
 
 def compute_bound_by_counts(by_size: Mapping[int, Sequence[OperatorWork]], ceilings: Ceilings) -> int | None:
-    """The smallest size at which a step is compute-bound (`compute_bound_from`), from its operators at two or more.
+    """The smallest size at which a step is compute-bound, from its operators at two or more.
 
     FLOPs and bytes are linear between neighbouring sizes, and beyond the last ones. Along the batch that is exact, but
     for the weights of experts: T tokens read E (1 - q^T) experts, where q follows from the least and the largest size.
@@ -170,7 +170,7 @@ def compute_bound_by_counts(by_size: Mapping[int, Sequence[OperatorWork]], ceili
     peaks = [ceilings.compute_flops_per_s(column[0].dtype) for column in columns]
     experts = [index for index, column in enumerate(columns) if column[0].group == "experts"]
 
-    def floor_at(size: int) -> StepFloor:
+    def is_compute_bound(size: int) -> bool:
         below = min(max(int(np.searchsorted(sizes, size)) - 1, 0), len(sizes) - 2)
         part = (size - sizes[below]) / (sizes[below + 1] - sizes[below])
 
@@ -181,9 +181,10 @@ def compute_bound_by_counts(by_size: Mapping[int, Sequence[OperatorWork]], ceili
         moved = between(nbytes)
         for index in experts:
             moved[index] = _read_by(size, sizes, nbytes[index])
-        return step_floor(zip(between(flops), moved, peaks, strict=True), ceilings.memory_bytes_per_s)
+        floor = step_floor(zip(between(flops), moved, peaks, strict=True), ceilings.memory_bytes_per_s)
+        return bool(floor.bound == "compute")
 
-    return compute_bound_from(floor_at)
+    return least(is_compute_bound)
 
 
 def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64]) -> float:

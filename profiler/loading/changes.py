@@ -91,9 +91,6 @@ class Circumstances:
 _COMPILING_ON_GPU_S, _COMPILING_A_LAYER_S = 20.0, 1.25
 """Seconds to compile a model on a GPU, and for each of its layers. Mistral-7B took 50 s on an H100, 50 to 75 on an
 H200."""
-_COMPILING_S = 40.0
-"""Seconds to compile prefill and step of a few layers on a CPU: 16 s a piece for one layer of SmolLM2-135M."""
-_CAPTURING_S = 1.5
 
 _STATIC = 'cache_implementation="static"'
 
@@ -127,7 +124,7 @@ def _weights(here: Circumstances) -> Iterator[Change]:
 
 def _caches(here: Circumstances) -> Iterator[Change]:
     if here.on_gpu and not here.windowed:  # no graph replays a moving window, since the host counts its tokens
-        yield Change(ChangeId.GRAPH, "one CUDA graph per step", preparing_s=_CAPTURING_S)
+        yield Change(ChangeId.GRAPH, "one CUDA graph per step", preparing_s=1.5)
     if here.compiles:
         seconds = _COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * here.layers
         yield Change(ChangeId.COMPILED_STEP, "a compiled step on a static cache", calling=_STATIC, preparing_s=seconds)
@@ -147,7 +144,8 @@ def compiled_forward(here: Circumstances) -> Change:
         "torch.compile",
         statement="model.forward = torch.compile(model.forward)",
         calling="" if here.on_gpu else _STATIC,
-        preparing_s=2 * (_COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * here.layers) if here.on_gpu else _COMPILING_S,
+        # Prefill and step; of a few layers on a CPU, where one layer of SmolLM2-135M took 16 s a piece.
+        preparing_s=2 * (_COMPILING_ON_GPU_S + _COMPILING_A_LAYER_S * here.layers) if here.on_gpu else 40.0,
     )
 
 

@@ -66,9 +66,11 @@ def plan_device_map(
     disk_bytes = shutil.disk_usage(folder.name).free
     if quant != "none" or weight_bytes > disk_bytes + for_weights_bytes:
         folder.cleanup()
-        reason = f"the disk has {disk_bytes / 1e9:.1f} GB free"
-        if quant != "none":
-            reason = "bitsandbytes weights cannot be offloaded to disk"
+        reason = (
+            f"the disk has {disk_bytes / 1e9:.1f} GB free"
+            if quant == "none"
+            else "bitsandbytes weights cannot be offloaded to disk"
+        )
         raise ModelError(
             f"the weights need {weight_bytes / 1e9:.1f} GB, but {for_weights_bytes / 1e9:.1f} GB are free in"
             f" memory, and {reason}; use a 16-bit --dtype, --quant nf4, or a smaller model."

@@ -93,10 +93,9 @@ def auto_class(config: Any) -> Any:
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto
-    kind = getattr(config, "model_type", type(config).__name__)
     raise ModelError(
-        f"transformers has no model that generates text for {kind!r}; pass the folder of a causal LM, or one whose"
-        " config.json has only the text_config of this model."
+        f"transformers has no model that generates text for {config.model_type!r}; pass the folder of a causal LM, or"
+        " one whose config.json has only the text_config of this model."
     )
 
 
@@ -117,20 +116,15 @@ def _plan_published_format(
         quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
         if as_run_here or method == "compressed-tensors":
             quantizer.validate_environment()
-            if _runs_dense(quantizer):
+            # transformers (5.23) makes some weights dense here, such as FP8 below compute capability 8.9.
+            dequantises = getattr(quantizer.quantization_config, "dequantize", False)
+            if dequantises or not getattr(quantizer, "use_fp8_kernel", True):
                 return module
         if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must not download one for a GPU
             return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
     settle_four_bit(module, device, "this checkpoint", "use the one that it was quantised from")
     return module
-
-
-def _runs_dense(quantizer: Any) -> bool:
-    """Return whether transformers (5.23) makes the weights dense here, such as FP8 below compute capability 8.9."""
-    if hasattr(quantizer, "use_fp8_kernel"):
-        return not quantizer.use_fp8_kernel
-    return bool(getattr(quantizer.quantization_config, "dequantize", False))
 
 
 @contextlib.contextmanager

@@ -42,9 +42,11 @@ class Prompts:
     def of(self, cell: Cell) -> torch.Tensor:
         """Return the token ids [batch, prompt] of a cell."""
         batch = self.ragged.batch(cell.batch_size) if self.ragged else ()
-        lens = [cell.prompt_len] * cell.batch_size
-        if batch and longest(batch) == cell.prompt_len:
-            lens = [request.prompt_len for request in batch]
+        lens = (
+            [request.prompt_len for request in batch]
+            if batch and longest(batch) == cell.prompt_len
+            else [cell.prompt_len] * cell.batch_size
+        )
         width, pads = cell.prompt_len, cell.engine == PADDED_ENGINE
         if not self.real:
             generator = torch.Generator().manual_seed(1_000_003 * len(lens) + width)

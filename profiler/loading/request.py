@@ -63,11 +63,6 @@ class LoadedModel:
     fit: CheckpointFit = CheckpointFit()
 
     @property
-    def offloaded(self) -> bool:
-        """True if some weights cross a link to the device in every step."""
-        return bool(self.offloaded_bytes)
-
-    @property
     def config(self) -> Any:
         return self.module.config
 
@@ -86,11 +81,6 @@ def model_dtype(name: str, config: object) -> torch.dtype:
     dtype = getattr(config, "dtype", None)
     dtype = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
-
-
-def in_16_bits(dtype: torch.dtype) -> torch.dtype:
-    """Return `dtype`, or bfloat16 for float32: the dtype on a rented GPU."""
-    return torch.bfloat16 if dtype is torch.float32 else dtype
 
 
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:

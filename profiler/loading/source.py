@@ -16,14 +16,11 @@ from profiler.units import visible
 if TYPE_CHECKING:
     from profiler.loading.request import ModelRequest
 
-SourceKind = Literal["card", "hub", "folder", "gguf"]
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel has the presets inside the package; a checkout has them next to it.
 _PRESETS = next(folder for folder in (_PACKAGE / "models", _PACKAGE.parent / "models") if folder.is_dir())
 # The index of a model of 61 layers with 256 experts each (DeepSeek-V3) has 9 MB.
 _MOST_JSON_BYTES = 100_000_000
-_LONGEST_NAME = 100
 
 
 class Preset(BaseModel):
@@ -45,7 +42,7 @@ class Preset(BaseModel):
 class ModelSource:
     """The location of a model. The kind `card` is a preset."""
 
-    kind: SourceKind
+    kind: Literal["card", "hub", "folder", "gguf"]
     name: str
     """The model's name in a run: the preset's name, the hub id, or the name of the folder or file."""
     path: Path | None = None
@@ -55,15 +52,10 @@ class ModelSource:
 
 
 @cache
-def preset_names() -> tuple[str, ...]:
-    """Return the names of all presets, in alphabetical order."""
-    return tuple(sorted(path.stem for path in _PRESETS.glob("*.json")))
-
-
-@cache
-def load_preset(name: str) -> Preset:
-    """Read the preset called `name`, one of `preset_names`."""
-    return Preset.model_validate_json((_PRESETS / f"{name}.json").read_text(encoding="utf-8"))
+def presets() -> dict[str, Preset]:
+    """Return all presets by name, in alphabetical order."""
+    files = sorted(_PRESETS.glob("*.json"))
+    return {file.stem: Preset.model_validate_json(file.read_text(encoding="utf-8")) for file in files}
 
 
 def resolve(model: str) -> ModelSource:
@@ -75,7 +67,7 @@ def resolve(model: str) -> ModelSource:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # a name that is too long, a NUL, an unknown user's home
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ModelError(f"{visible(model[:_LONGEST_NAME])!r} is not a model's name: {reason}.") from None
+        raise ModelError(f"{visible(model[:100])!r} is not a model's name: {reason}.") from None
     if is_folder:
         return _resolve_folder(path)
     if is_file:
@@ -84,23 +76,21 @@ def resolve(model: str) -> ModelSource:
         return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
-    presets = {name: load_preset(name) for name in preset_names()}
-    for name, preset in presets.items():  # `mixtral-8x7b-v0.1`, the end of its hub id, is `mixtral-8x7b`
+    for name, preset in presets().items():  # `mixtral-8x7b-v0.1`, the end of its hub id, is `mixtral-8x7b`
         if model.lower() == name or preset.hub_id.lower().endswith(f"/{model.lower()}"):
             return ModelSource("card", name, hub_id=preset.hub_id, preset=preset)
     if model.count("/") == 1 and all(model.split("/")):
-        same = (preset for preset in presets.values() if preset.hub_id.lower() == model.lower())
+        same = (preset for preset in presets().values() if preset.hub_id.lower() == model.lower())
         return ModelSource("hub", model, hub_id=model, preset=next(same, None))
     raise ModelError(
-        f"unknown model {model!r}.{near_misses(model, preset_names())}"
+        f"unknown model {model!r}.{near_misses(model, presets())}"
         " Pass a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
     )
 
 
 def _resolve_folder(path: Path) -> ModelSource:
     config = path / "config.json"
-    adapter = path / "adapter_config.json"
-    if adapter.is_file():
+    if (path / "adapter_config.json").is_file():
         raise ModelError(
             f"the folder {str(path)!r} contains an adapter, which transformers would apply to a model from elsewhere;"
             ' merge the two and pass the result: python -c "from peft import AutoPeftModelForCausalLM as Model;'
@@ -179,11 +169,10 @@ def _check_safetensors(file: Path) -> None:
 
     try:
         with safe_open(file, framework="pt") as checkpoint:
-            empty = not checkpoint.keys()
+            if not checkpoint.keys():
+                raise ModelError(f"{file.name} contains no tensors; download the checkpoint again.")
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{file.name} cannot be read as a safetensors file: {first_line(error)}.") from None
-    if empty:
-        raise ModelError(f"{file.name} contains no tensors; download the checkpoint again.")
 
 
 Weights = Literal["auto", "checkpoint", "random"]

@@ -33,8 +33,7 @@ from profiler.grid.cells import PHASES, Phase
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel
 from profiler.measure.captured_calls import ReusedCache, callable_modules, caught_calls
-from profiler.measure.kernels import conversions, replayable_linears
-from profiler.measure.replay import replay_calls
+from profiler.measure.kernels import conversions, replay_calls, replayable_linears
 from profiler.patching import patched
 from profiler.quant.bitsandbytes import dense_copies
 from profiler.quant.registry import FORMATS, Quant
@@ -117,7 +116,7 @@ def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *sett
     request, unnamed = loaded.request, copy.deepcopy(config)
     unnamed.name_or_path = ""
     shape = unnamed.to_json_string(use_diff=False), request.dtype, request.quant, request.quant_options, request.attn
-    of_model = [*map(str, shape), loaded.offloaded, *settings, torch.get_num_threads(), processor()]
+    of_model = [*map(str, shape), bool(loaded.offloaded_bytes), *settings, torch.get_num_threads(), processor()]
     return cache_path(kind, {**circumstances(machine), "model": of_model, "method": _METHOD})
 
 
@@ -145,7 +144,6 @@ class _Bench:
     engine: Engine
     machine: Machine
     budget_s: float
-    """Seconds for the steps of this engine."""
     since_s: float
 
     @property
@@ -179,7 +177,7 @@ class _Bench:
 
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[OverheadSamples]:
-    if not bench.machine.is_cuda and not bench.loaded.offloaded:
+    if not bench.machine.is_cuda and not bench.loaded.offloaded_bytes:
         return _among_weights(bench, batch_sizes, phases)
     alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
     can_wait = [phase for phase in phases if phase == "prefill" or not bench.engine.replays_as_graph]

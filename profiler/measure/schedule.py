@@ -14,7 +14,6 @@ from profiler.stats import (
     CLAIM_REPETITIONS,
     LEAST_REPETITIONS,
     LEAST_SAMPLES,
-    TARGET_HALF_WIDTH,
     RepetitionSpread,
     estimate,
     narrow_enough,
@@ -63,8 +62,6 @@ class Plan:
     budget_s: float
     whole: bool = False
     """Whether every cell is timed twice, whatever the budget."""
-    half_width: float = TARGET_HALF_WIDTH
-    """Target half-width of the 95 % interval, as a share of the median."""
     expected_s: Mapping[CellKey, float] = field(default_factory=dict)
     """Expected seconds of each prefill and step, until it is measured."""
     first_use: float = 0.0
@@ -103,12 +100,12 @@ class CellState:
     gap: Gap | None = None
     has_failed: bool = False
 
-    def is_narrow(self, half_width: float, spreads: Mapping[Phase, RepetitionSpread]) -> bool:
+    def is_narrow(self, spreads: Mapping[Phase, RepetitionSpread]) -> bool:
         if len(self.repetitions) < LEAST_REPETITIONS:
             return False
         phases = [key.phase for key in self.repetitions[0].cell.keys]
         timed = [(phase_samples(phase, self.repetitions), spreads[phase]) for phase in phases]
-        return all(narrow_enough(estimate(times, spread), len(times), half_width) for times, spread in timed)
+        return all(narrow_enough(estimate(times, spread), len(times)) for times, spread in timed)
 
 
 Turn = list[Cell]
@@ -265,7 +262,7 @@ class Schedule:
         repetitions = {cell: state.repetitions for cell, state in states.items()}
         spreads = repetition_spreads([key for cell in states for key in cell.keys], repetitions, self._swing)
         open_cells = itertools.chain.from_iterable(self._waiting(list(states), plan.effort.rounds))
-        return _turns(cell for cell in open_cells if not states[cell].is_narrow(plan.half_width, spreads))
+        return _turns(cell for cell in open_cells if not states[cell].is_narrow(spreads))
 
     def _cheapest(self, turns: list[Turn]) -> list[Turn]:
         """The cheapest turns that fit into the time left together."""

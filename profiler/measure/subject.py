@@ -12,13 +12,13 @@ from torch import nn
 from profiler.counting.attention import AttentionCore
 from profiler.counting.chosen_kernel import SdpaStep, attention_path, outlier_columns
 from profiler.counting.memory_need import MemoryNeed, memory_need
-from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
+from profiler.counting.operators import Experts, Linear, ModelWork, as_value, padded_work
 from profiler.counting.walk import linear_modules
 from profiler.data.free_memory import room_bytes
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.operators import COPIES, OperatorWork
+from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import ModelFacts
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
@@ -47,11 +47,6 @@ class Subject:
     @property
     def request(self) -> ModelRequest:
         return self.loaded.request
-
-    @cached_property
-    def names(self) -> Mapping[Operator, str]:
-        """A unique name for each operator."""
-        return self.work.names
 
     @cached_property
     def model_bytes(self) -> int:
@@ -84,20 +79,12 @@ class Subject:
     def operators_of(self, key: CellKey) -> tuple[OperatorWork, ...]:
         step, path, batch = Step.of(key), self.path_of(key), self.grid.requests_of(key.cell)
         works = []
-        for operator, name in self.names.items():
+        for operator, name in self.work.names.items():
             work = padded_work(operator, key, batch, path) if batch else operator.work(step, path)
             works.append(as_value(operator, name, work, step))
         if self.engines[key.cell.engine].owned:  # then only the work that the algorithm needs is known
             works = [replace(work, activation_bytes=0, redundant_flops={}, redundant_bytes={}) for work in works]
         return tuple(works)
-
-    def touched_cache_bytes(self, key: CellKey) -> float:
-        """Return the bytes of the KV cache, old and copied, that a decode step touches; 0 for a prefill."""
-        if key.phase == "prefill":
-            return 0.0
-        work = self.work.work(Step.of(key), self.path_of(key))
-        # Copied bytes are read once and written once.
-        return float(work.kv_read_bytes + sum(work.redundant_bytes.get(cause, 0) for cause in COPIES) / 2)
 
     def need(self, cell: Cell) -> MemoryNeed:
         """Return the memory that a cell needs, weights included."""
@@ -126,7 +113,7 @@ class Subject:
         fits = {cell.batch_size for cell in self.grid.cells if self.lack_of_memory(cell) is None}
         return [size for size in batch_sizes if size in fits]
 
-    def model_facts(self, grid: Grid) -> ModelFacts:
+    def model_facts(self) -> ModelFacts:
         """Return the model's entry in run.json."""
         loaded, request = self.loaded, self.request
         linears = [op for op in self.work.of_kind(Linear) if op.rows != "last"]
@@ -147,7 +134,7 @@ class Subject:
             load_s=loaded.load_s if math.isfinite(loaded.load_s) else 0.0,  # JSON has no NaN
             first_call_s=loaded.first_call_s,
             unpacked_from=loaded.unpacked_from,
-            attention=self.paths[grid.engines[0], "prefill"].attention,
+            attention=self.paths[self.grid.engines[0], "prefill"].attention,
             offloaded_bytes=dict(loaded.offloaded_bytes),
             placement=dict(loaded.placement.device_map) if loaded.placement else None,
             linear_weights=sum(count * weight.in_features * weight.out_features for count, weight in owned),
@@ -204,7 +191,6 @@ def execution_paths(
     def path_of_phase(phase: Phase, compiled: bool) -> ExecutionPath:
         return attention_path(attention, cores, SdpaStep(request.device, request.dtype, *shapes[phase], compiled))
 
-    paths: dict[tuple[str, Phase], ExecutionPath] = {}
     outliers: dict[Phase, dict[str, float]] = {}
     if request.quant == "int8":
         # The columns that LLM.int8() finds in the shortest prompt and in the step after it, whatever the engine.
@@ -215,15 +201,16 @@ def execution_paths(
             outliers["prefill"] = outlier_columns(loaded.module)
             eager.decode(state)
             outliers["decode"] = outlier_columns(loaded.module)
-    for name, engine in engines.items():
-        for phase in PHASES:
-            paths[name, phase] = replace(
-                path_of_phase(phase, phase not in engine.eager_phases),
-                cache=engine.cache,
-                cache_format=engine.cache_format,
-                masks=engine.pads,
-                all_logits=not engine.keeps_last_logits,
-                gathers_experts=engine.calls_generate and experts == "grouped_mm" and request.device.type != "cpu",
-                outlier_columns=outliers.get(phase, {}),
-            )
-    return paths
+    return {
+        (name, phase): replace(
+            path_of_phase(phase, phase not in engine.eager_phases),
+            cache=engine.cache,
+            cache_format=engine.cache_format,
+            masks=engine.pads,
+            all_logits=not engine.keeps_last_logits,
+            gathers_experts=engine.calls_generate and experts == "grouped_mm" and request.device.type != "cpu",
+            outlier_columns=outliers.get(phase, {}),
+        )
+        for name, engine in engines.items()
+        for phase in PHASES
+    }

@@ -18,9 +18,8 @@ class Attempt(Generic[_Work]):
 
     work: _Work
     saves_s: float
-    """Seconds that its change is expected to save."""
     cost_s: float
-    """Expected seconds of the trial."""
+    """Seconds that its change is expected to save, and that the trial is expected to take."""
 
 
 def try_in_order(

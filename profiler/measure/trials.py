@@ -1,13 +1,15 @@
 """Try changes: `generate` without and with the line of each, in turn, on the loaded model or on one of fewer layers."""
 
+import ast
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from importlib import import_module
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import LogitsProcessorList
@@ -25,11 +27,11 @@ from profiler.grid.cells import Cell, CellKey, extremes
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
-from profiler.measure.line_execution import Switch, arguments_of, attributes_kept
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import refuse_impossible_times
 from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
+from profiler.patching import replace_attribute
 from profiler.quant.storage import model_storage_bytes
 from profiler.quant.torchao import int4_group_size
 from profiler.stats import undisturbed
@@ -83,6 +85,68 @@ def circumstances_here(subject: Subject, known: Circumstances) -> Circumstances:
         int4_group=int4_group,
         quantised_cache=has_quantised_cache,
     )
+
+
+_MODULES = ("transformers", "torchao.quantization", "torchao.prototype.quantization.int4")
+"""Where the names of a line come from, besides `torch`, `transformers` and `model`."""
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        for module in _MODULES:
+            if module == name or hasattr(import_module(module), name):
+                found = import_module(module)
+                return found if module == name else getattr(found, name)
+        raise KeyError(name)
+
+
+def arguments_of(text: str, model: Any = None) -> dict[str, Any]:
+    """Return the arguments that a line passes: `dtype=torch.bfloat16` is `{"dtype": torch.bfloat16}`."""
+    return cast(dict[str, Any], eval(f"dict({text})", {}, _Names(torch=torch, model=model, dict=dict)))
+
+
+class Switch:
+    """A change's statement about a model, switched on and off: what it assigns is evaluated once."""
+
+    def __init__(self, change: Change, model: Any) -> None:
+        self._change, self._model = change, model
+        self._names = _Names(torch=torch, model=model, dict=dict)
+
+    @contextmanager
+    def on(self) -> Iterator[dict[str, Any]]:
+        """Context manager after the statement, which it undoes; yields the change's arguments of `generate`."""
+        change = self._change
+        if change.undoing or not change.statement:
+            exec(change.statement, {}, self._names)
+            undo: Callable[[], object] = partial(exec, change.undoing, {}, self._names)
+        else:
+            undo = replace_attribute(*self._assignment)
+        try:
+            yield arguments_of(change.calling, self._model)
+        finally:
+            undo()
+
+    @cached_property
+    def _assignment(self) -> tuple[Any, str, Any]:
+        """The owner of an attribute, its name, and the value that the statement assigns to it."""
+        [statement] = ast.parse(self._change.statement).body
+        assert isinstance(statement, ast.Assign), "a statement that is no assignment names what undoes it"
+        [target] = statement.targets
+        assert isinstance(target, ast.Attribute)
+        owner, value = (eval(ast.unparse(each), {}, self._names) for each in (target.value, statement.value))
+        return owner, target.attr, value
+
+
+@contextmanager
+def attributes_kept(model: Any) -> Iterator[None]:
+    """Context manager after which a model has the attributes that it had before, such as no cache and compiled code."""
+    before = dict(vars(model))
+    try:
+        yield
+    finally:
+        for name in vars(model).keys() - before.keys():
+            delattr(model, name)
+        vars(model).update(before)
 
 
 @dataclass(frozen=True)
@@ -203,7 +267,7 @@ class Trials:
         stack = stack_of(self.subject.loaded.module, self.subject.loaded.config.get_text_config())
         assert stack is not None, "a pattern is one of a list of layers"
         layer_bytes = sum(part.numel() for part in stack.parameters()) * _FLOAT32_BYTES / len(stack)
-        other_bytes = model_storage_bytes(self.subject.loaded.module) - model_storage_bytes(stack)
+        other_bytes = self.subject.model_bytes - model_storage_bytes(stack)
         room_bytes = _MEMORY_SHARE * self.subject.machine.available_bytes() - 2 * other_bytes
         most = min(room_bytes / (2 * max(layer_bytes, 1.0)), _MOST_SHARE * pattern.layers)
         return pattern.long(min(most, share * pattern.layers), _LEAST_PERIODS)

@@ -27,7 +27,7 @@ from profiler.grid.ranges import parse_in_order
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
-from profiler.quant.stored_formats import StoredFormat, format_in, quant_of, stored_format
+from profiler.quant.registry import StoredFormat, format_in, quant_of, stored_format
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -40,7 +40,7 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
-_FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
+_FP8_OF_SERVERS = StoredFormat("fp8", 8, "linears", "float8_e4m3fn")
 _NO_LAYER = "no layer on the GPU (backend CPU, n_gpu_layers 0 or devices none)"
 # What tells no two GPUs apart, and what Apple's driver and blogs leave out.
 _NO_NAME = re.compile(r"\b(?:nvidia|geforce|amd|radeon|apple|intel|tesla|\d+ ?x)\b\s*|\s*\([^()]*\)")
@@ -73,17 +73,15 @@ class _Setup:
     """What llama-bench calls the model nearest to this one, if its file has several."""
 
     def weight_bytes(self, figure: Figure) -> float:
-        own = figure.held.weight_bytes
-        return self.counted.work.params * own if own else self.counted.weight_bytes
+        return self.counted.work.params * figure.weight_bytes if figure.weight_bytes else self.counted.weight_bytes
 
     def needed_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights, and of the cache if it is on the GPU."""
-        cores, held = self.counted.work.of_kind(AttentionCore), figure.held
-        if held.cache_on_host:
+        if figure.cache_on_host:
             return self.weight_bytes(figure)
-        width = held.kv_itemsize / cores[0].itemsize if held.kv_itemsize and cores else 1.0
-        batch = figure.shape.batch_size or 1
-        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=held.cached_once))
+        cores, batch = self.counted.work.of_kind(AttentionCore), figure.shape.batch_size or 1
+        width = figure.kv_itemsize / cores[0].itemsize if figure.kv_itemsize and cores else 1.0
+        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=figure.cached_once))
         return self.weight_bytes(figure) + width * cache
 
     def knows_bits(self, figure: Figure) -> bool:
@@ -95,11 +93,11 @@ class _Setup:
         packs_more = self.file.packed_dtype and self.file.tool != "ollama"
         leaves_more = published is not None and published.packs == "experts" and packs_more
         is_published = self.counted.published is not None and not leaves_more
-        return figure.held.weight_bytes is not None or self.quant != "none" or is_published
+        return figure.weight_bytes is not None or self.quant != "none" or is_published
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
-        if figure.held.weights_on_host:
+        if figure.weights_on_host:
             return "host"
         if self.nearest and _named(figure) != self.nearest:
             return "other"
@@ -111,7 +109,7 @@ class _Setup:
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
         fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
-        is_possible = figure.held.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
+        is_possible = figure.gpu_layers is not None or missing_bytes <= max(unread_bytes, fewer_bytes)
         is_possible |= self.file.in_turn and self.file.stages is None  # more GPUs held it
         return "perhaps" if is_possible else "no"
 
@@ -144,8 +142,8 @@ def place(
         from profiler.roofs.measure import here_ceilings
 
         if resolve_device("auto").type == "cpu":  # its memory is the host's
-            shaped = [replace(each, held=replace(each.held, gpu_layers=None, weights_on_host=False)) for each in shaped]
-    figures = [figure for figure in shaped if figure.held.gpu_layers != 0]
+            shaped = [replace(figure, gpu_layers=None, weights_on_host=False) for figure in shaped]
+    figures = [figure for figure in shaped if figure.gpu_layers != 0]
     if not figures:
         raise RequestError(
             f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's; on that machine, use --here."
@@ -160,8 +158,7 @@ def place(
     calls, form = _quantised_as(file, figures)
     counted, quant = _counted(source, requested, form)
     if bits and (published := counted_model(source, rented=True)).published:  # its experts keep their format
-        held = [replace(figure.held, weight_bytes=figure.held.weight_bytes or bits / 8) for figure in figures]
-        figures = [replace(figure, held=own) for figure, own in zip(figures, held, strict=True)]
+        figures = [replace(figure, weight_bytes=figure.weight_bytes or bits / 8) for figure in figures]
         counted = published
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
@@ -176,7 +173,7 @@ def place(
         except (RequestError, ModelError) as error:
             unknown_link = [f"the time of the link between {gpus} GPUs is not known: {error}"]
     name, free_bytes = sheet.gpu if sheet else under.device, (under.room_bytes or math.inf) * stages
-    sized = [(abs(each.held.params / counted.work.params - 1), _named(each)) for each in figures if each.held.params]
+    sized = [(abs(each.params / counted.work.params - 1), _named(each)) for each in figures if each.params]
     nearest = min(sized, default=(0.0, []))[1]
     setup = _Setup(file, counted, quant, calls, dtype, under, name, gpus, stages, free_bytes, shared, nearest)
     figures = [_completed(setup, figure) for figure in figures]
@@ -243,13 +240,12 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
 def _counted(source: ModelSource, quant: str, form: str) -> tuple[CountedModel, str]:
     """(the counts of the model, its format): that of the request, else of the checkpoint, else as the file names it.
 
-    Servers pack experts in FP8 as well, which torchao leaves dense.
+    Servers multiply FP8 weights in FP8, and pack experts as well, which torchao leaves dense.
     """
     counted = counted_model(source, quant=quant, rented=True)
     if form and quant == "none" and not counted.published:
         counted, quant = counted_model(source, quant=form, rented=True), form
-    is_packed = quant == "fp8" and counted.work.of_kind(Experts)
-    return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
+    return in_bits(counted, _FP8_OF_SERVERS) if quant == "fp8" else counted, quant
 
 
 def _tokens(figure: Figure) -> int:
@@ -269,18 +265,18 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
             most = int(max(1, min(most, (setup.free_bytes - setup.weight_bytes(figure)) // per_sequence)))
         notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
         figure = figure.with_shape(most)
-    held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
-    is_few = held.gpu_layers is not None and held.gpu_layers < layers
-    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
-    held = replace(held, weights_on_host=is_few or held.weights_on_host)
-    on_host = {weights: held.weights_on_host, "the cache was in the host's memory": held.cache_on_host}
+    layers = sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
+    on_gpu = layers if figure.gpu_layers is None else figure.gpu_layers
+    weights = f"{on_gpu} of {layers} layers were on the GPU" if on_gpu < layers else "weights were in the host's memory"
+    is_on_host = on_gpu < layers or figure.weights_on_host
+    on_host = {weights: is_on_host, "the cache was in the host's memory": figure.cache_on_host}
     notes += [f"{what}: the host's memory has another, lower ceiling" for what, is_so in on_host.items() if is_so]
-    return replace(figure, held=held, notes=(*figure.notes, *notes))
+    return replace(figure, weights_on_host=is_on_host, notes=(*figure.notes, *notes))
 
 
 def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
     """(bytes per weight of experts, of all other weights) as the file stores them; 0: as they are counted."""
-    mean = figure.held.weight_bytes or 0.0
+    mean = figure.weight_bytes or 0.0
     return split_mean(counted, mean, _REST_BYTES) or (mean, mean)
 
 
@@ -292,8 +288,8 @@ def _floors(setup: _Setup, figures: Sequence[Figure]) -> list[tuple[float, float
     table = [
         (
             *(shape.batch_size or 1, shape.prompt_len or 0, shape.context_len or 0, shape.new_tokens or 0),
-            *(figure.held.cached_once, figure.tokens.processed, figure.covers != "decode", figure.decode_steps),
-            *(figure.held.kv_itemsize or 0, *_widths(figure, setup.counted)),
+            *(figure.cached_once, figure.tokens_processed, figure.covers != "decode", figure.decode_steps),
+            *(figure.kv_itemsize or 0, *_widths(figure, setup.counted)),
         )
         for figure, shape in ((figure, figure.shape) for figure in figures)
     ]
@@ -327,7 +323,7 @@ def _doubts(
     yield from file.remarks
     if others := [" ".join(_named(figure)) for figure in figures if setup.fit(figure) == "other"]:
         yield f"{len(others)} of {len(rows)} figures are of another model: {', '.join(sorted(set(others)))}."
-    for own in sorted({each.held.params for each in figures if each.held.params and setup.fit(each) != "other"}):
+    for own in sorted({each.params for each in figures if each.params and setup.fit(each) != "other"}):
         if abs(own / counted.work.params - 1) > _SAME_PARAMS:
             this = short_count(counted.work.params)
             yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
@@ -355,10 +351,10 @@ def _doubts(
             what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
-        more = "several GPUs (--tp N)"
+        more = "more GPUs (--tp N)"
         if file.in_turn:
             least = math.ceil(setup.needed_bytes(largest) / _FULLEST / free_bytes * setup.stages)
-            more = f"at least {least} GPUs that hold layers in turn, each with the ceilings of one"
+            more = f"at least {least} GPUs that hold layers in turn (the ceilings stay those of one)"
         yield (
             f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from {more},"
             f" another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in doubt, or not"
@@ -388,18 +384,18 @@ def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[st
                 forms[text] = form or ""
     forms = forms or ({"ollama, whose default it is": "q4_k_m"} if file.tool == "ollama" else {})
     known = {*forms.values()} - {""}
-    has_bits = all(figure.held.weight_bytes for figure in figures)
+    has_bits = all(figure.weight_bytes for figure in figures)
     return sorted(forms), known.pop() if len(known) == 1 and not has_bits else ""
 
 
 def _is_packed(figure: Figure) -> bool:
-    return 0 < (figure.held.weight_bytes or 0.0) < DENSE_BYTES
+    return 0 < (figure.weight_bytes or 0.0) < DENSE_BYTES
 
 
 def _stored(setup: _Setup, figures: Sequence[Figure]) -> str:
     """The precision of the weights, and of the matmuls with those that a file stores in other bits."""
     counted, dtype, packed_dtype, peaks = setup.counted, setup.dtype, setup.file.packed_dtype, setup.under.flops_per_s
-    own = sorted({8 * figure.held.weight_bytes for figure in figures if figure.held.weight_bytes})
+    own = sorted({8 * figure.weight_bytes for figure in figures if figure.weight_bytes})
     if not own:
         packed = counted.published if setup.quant == "none" else setup.quant
         return f"in {f'{packed} and ' if packed else ''}{dtype}"

@@ -12,13 +12,11 @@ from pydantic import PlainSerializer
 from profiler.data.ceiling_set import sustained_words
 from profiler.json_document import Document
 from profiler.judge.regimes import CEILING_TOLERANCE, COMPUTE_SHARE, MEMORY_SHARE, Regime
-from profiler.quant.registry import FORMATS
-from profiler.quant.stored_formats import flag_of
+from profiler.quant.registry import FORMATS, flag_of
 from profiler.readers.figures import Covers, Figure
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
-CeilingSide = Literal["compute", "memory"]
 Fit = Literal["yes", "perhaps", "no", "host", "other"]
 """Whether the weights and the cache fit into the memory of the GPUs; perhaps: in fewer bits, or without a part.
 
@@ -48,7 +46,7 @@ class PlacedFigure:
     floor_s: float
     link_s: float | None
     """Least seconds of the collectives of several GPUs, not part of `floor_s`; None if they are not known."""
-    bound: CeilingSide
+    bound: Literal["compute", "memory"]
     attained: float
     """`floor_s` / `latency_s`: the share of the roofline, unless `no_share` says why it is none."""
     fits: bool
@@ -105,7 +103,7 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     compute_s, memory_s, link_s = floor
     time, shape = figure.time, figure.shape
     batch, prompt, new = shape.batch_size or 0, shape.prompt_len or 0, shape.new_tokens or 0
-    tokens = {"prefill": prompt, "decode": figure.tokens.given or 1, "generate": new}[figure.covers]
+    tokens = {"prefill": prompt, "decode": figure.tokens_given or 1, "generate": new}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
     regime: Regime | None = None if fit in _NO_SHARE or attained > 1 + CEILING_TOLERANCE else "inconclusive"
@@ -148,18 +146,18 @@ def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> 
     if fit not in _NO_SHARE and attained > 1 + CEILING_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
         yield f"{CEILING_ALLOWS}: {why}"
-    elif fit not in _NO_SHARE and figure.tokens.given is None and figure.covers == "decode" and attained > _HALF:
+    elif fit not in _NO_SHARE and figure.tokens_given is None and figure.covers == "decode" and attained > _HALF:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
             " longer, and its share is smaller"
         )
     elif fit == "yes" and figure.covers == "decode" and figure.shape.batch_size == 1 and attained < _HALF:
-        yield _OVERHEAD.format("host, kernels, drafting" if figure.tokens.processed > 1 else "host, kernels")
+        yield _OVERHEAD.format("host, kernels, drafting" if figure.tokens_processed > 1 else "host, kernels")
     if regime == "memory-bound" and figure.covers == "decode" and figure.shape.batch_size == 1:
         yield "memory-bound at batch 1: fewer bits per weight, drafts or a larger batch save more than other kernels"
     yield from figure.notes
-    if figure.held.weight_bytes:
-        yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"
+    if figure.weight_bytes:
+        yield f"{8 * figure.weight_bytes:.2f} bits per weight as stored"
     first, *others = figure.time.values or (0.0,)
     if len(others) >= _LEAST_OTHERS and first > _MUCH_LONGER * max(others):
         ratio = first / statistics.median(others)

@@ -33,9 +33,6 @@ _FUSED_FLOOR = 4
 _CODE_ENTRIES_4BIT = 16
 _CODE_ENTRIES_8BIT = 256
 _BFLOAT16_BYTES = 2
-# The fused kernel needs blocks of 64 inputs in tiles of 32 outputs (`_convert_weight_packed_for_cpu`).
-_FUSED_INPUTS = 64
-_FUSED_OUTPUTS = 32
 
 
 def import_bitsandbytes() -> Any:
@@ -92,7 +89,8 @@ def settle_four_bit(module: nn.Module, device: torch.device | None, format_name:
         if device is not None:
             layer.planned_device = device
         layer.support_avx512bf16_for_cpu &= device is not None and device.type == "cpu"
-        sides = (("inputs", layer.in_features, _FUSED_INPUTS), ("outputs", layer.out_features, _FUSED_OUTPUTS))
+        # It needs blocks of 64 inputs in tiles of 32 outputs (`_convert_weight_packed_for_cpu`).
+        sides = (("inputs", layer.in_features, 64), ("outputs", layer.out_features, 32))
         for side, features, tile in sides:
             if layer.support_avx512bf16_for_cpu and features % tile:
                 raise ModelError(
@@ -118,17 +116,11 @@ def stored(module: Any) -> StoredWeight:
     """Return how a weight of bitsandbytes is stored at a step, the first of which changes the layout of some.
 
     A CPU with AVX512-BF16 repacks 4 bits for its fused kernel, which computes in bfloat16 (backends/cpu/ops.py,
-    `gemv_4bit`). On meta, `planned_device` says where it will run. LLM.int8() moves integers (CB) and row scales (SCB,
-    float32) from the parameter to the state.
+    `gemv_4bit`). On meta, `planned_device` says where it will run. LLM.int8() has a float32 scale per row.
     """
     weight = module.weight
     if type(weight).__name__ == "Int8Params":
-        scales = getattr(weight, "SCB", None)
-        scales = getattr(module.state, "SCB", None) if scales is None else scales
-        integers = getattr(module.state, "CB", None)
         weight_bytes = module.in_features * module.out_features + module.out_features * FLOAT32_BYTES
-        if weight.device.type != "meta" and scales is not None:
-            weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
         return stored_as("int8", module, weight_bytes, torch.int8)
     state = getattr(weight, "quant_state", None)
     if state is not None and weight.device.type != "meta":
@@ -203,8 +195,7 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
 
 def _has_table() -> bool:
     """Return whether this bitsandbytes chooses 4-bit kernels by a table: from 0.50 on. Raises what its import does."""
-    version: str = import_module("bitsandbytes").__version__
-    return tuple(int(part) for part in version.split(".")[:2]) >= (0, 50)
+    return tuple(map(int, import_module("bitsandbytes").__version__.split(".")[:2])) >= (0, 50)
 
 
 @cache

@@ -146,10 +146,6 @@ def _is_part(part: str, name: str) -> bool:
     return re.search(rf"(?:^|\.){re.escape(part)}(?:\.|$)", name) is not None
 
 
-_FLOAT_FORMS = frozenset({"mxfp4", "fp8", "mxfp8"})
-"""Floats with a scale per block, which transformers unpacks into any dtype; packed integers stay packed."""
-
-
 def published_format(config: Any) -> str | None:
     """The config's `quant_method` (mxfp4, fp8, gptq, ...); None if the checkpoint's weights are dense."""
     if not (options := form_options(config)):
@@ -173,8 +169,12 @@ def as_dense_config(config: Any) -> Any:
 
 
 def counted_config(config: Any, dtype_requested: bool) -> Any:
-    """The config to count: as published, or dense if a requested dtype replaces blocks of floats (MXFP4, FP8)."""
-    return as_dense_config(config) if dtype_requested and published_format(config) in _FLOAT_FORMS else config
+    """The config to count: as published, or dense if a requested dtype replaces its blocks of floats.
+
+    transformers unpacks those into any dtype; packed integers stay packed.
+    """
+    in_floats = published_format(config) in ("mxfp4", "fp8", "mxfp8")
+    return as_dense_config(config) if dtype_requested and in_floats else config
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,5 @@ def gguf_format(file: Path) -> Gguf:
     weights: Counter[str] = Counter()
     for tensor in header.tensors:
         weights[GGMLQuantizationType(tensor.ggml_type).name] += prod(tensor.shape)
-    types = tuple(name for name, _ in weights.most_common() if name not in _GGUF_FLOATS)
+    types = tuple(name for name, _ in weights.most_common() if name not in ("F64", "F32", "F16", "BF16"))
     return Gguf(types, header.architecture in GGUF_ARCHS, f"GGUF ({', '.join(types)})" if types else "GGUF")
-
-
-_GGUF_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

@@ -12,10 +12,6 @@ from profiler.facts.step import StoredWeight
 from profiler.patching import patched
 from profiler.quant.registry import ConversionCall, library_of
 
-_GGUF_FUSED_ROWS = 8
-# Names of the packed integers (GPTQ and AWQ, compressed-tensors).
-_PACKED_NAMES = ("qweight", "weight_packed")
-
 
 def is_linear(module: nn.Module) -> bool:
     """Whether `module` multiplies its input by one weight matrix: nn.Linear, quantised linears, GPT-2's Conv1D."""
@@ -77,7 +73,7 @@ def stored(module: nn.Module) -> StoredWeight:
     if type(module).__name__ == "GgufLinear":
         # Its kernel computes in float32: it multiplies up to 8 rows by the blocks directly, and more rows by a dense
         # copy, one part at a time (transformers 5.23, integrations/gguf/utils.py).
-        return stored_as("gguf", module, storage_bytes([weight]), torch.float32, dense_from_rows=_GGUF_FUSED_ROWS + 1)
+        return stored_as("gguf", module, storage_bytes([weight]), torch.float32, dense_from_rows=9)
     if weight is not None and weight.is_floating_point() and weight.dim() == 2:
         return _matrix(module)
     raise ValueError(f"the weight of {type(module).__name__} has an unknown format")
@@ -128,8 +124,15 @@ def _packed(module: Any) -> StoredWeight:
 def stored_as(
     format_: str, module: Any, weight_bytes: int, compute_dtype: torch.dtype, **dense_rows: Any
 ) -> StoredWeight:
-    sizes = module.in_features, module.out_features
-    return StoredWeight(format_, *sizes, weight_bytes, _bias_bytes(module), compute_dtype, **dense_rows)
+    return StoredWeight(
+        format_,
+        module.in_features,
+        module.out_features,
+        weight_bytes,
+        _bias_bytes(module),
+        compute_dtype,
+        **dense_rows,
+    )
 
 
 def _bias_bytes(module: Any) -> int:
@@ -138,12 +141,11 @@ def _bias_bytes(module: Any) -> int:
 
 
 def _packed_tensor(module: Any) -> torch.Tensor | None:
-    return next((tensor for name in _PACKED_NAMES if (tensor := getattr(module, name, None)) is not None), None)
+    names = ("qweight", "weight_packed")  # GPTQ and AWQ, compressed-tensors
+    return next((tensor for name in names if (tensor := getattr(module, name, None)) is not None), None)
 
 
 INT8_CODES = torch.arange(-128, 128)
-INT4_CODES = torch.arange(-8, 8) + 0.5
-FLOAT8_CODES = torch.arange(64, dtype=torch.uint8).view(torch.float8_e4m3fn)
 
 
 def fill_random(tensor: torch.Tensor) -> torch.Tensor:

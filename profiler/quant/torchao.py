@@ -12,18 +12,18 @@ from profiler.errors import RequestError, first_line
 from profiler.facts.step import StoredWeight
 from profiler.packages import version_of
 from profiler.quant.registry import ConversionCall, Quant, QuantOptions, format_of
-from profiler.quant.storage import FLOAT8_CODES, INT4_CODES, INT8_CODES, fill_random, rms, stored_as
+from profiler.quant.storage import INT8_CODES, fill_random, rms, stored_as
 
 # torchao's int4 kernels support these groups; the largest that divides every width needs the fewest scales.
 _INT4_GROUPS = (128, 64, 32)
 # _weight_int4pack_mm pads the inputs to whole tiles (torchao, int4_tile_packed_to_4d_tensor.py).
 _TILE_INPUTS = 1024
 _TILE_OUTPUTS = 8
-_TILE_WORDS = (128, 32, 4)
-_FP8_CAPABILITY = (8, 9)
-# Excludes the upper half of the exponents of float8_e4m3fn, which includes NaN.
-_FLOAT8_MASK = 0b1011_1111
-_CODES = {"int8wo": INT8_CODES, "int4wo": INT4_CODES, "fp8": FLOAT8_CODES}
+_CODES = {
+    "int8wo": INT8_CODES,
+    "int4wo": torch.arange(-8, 8) + 0.5,
+    "fp8": torch.arange(64, dtype=torch.uint8).view(torch.float8_e4m3fn),
+}
 
 
 def quantise(
@@ -47,8 +47,11 @@ def quantise_linears(module: Any, config: Any) -> None:
     group_size = getattr(config, "group_size", None)
 
     def fits_config(layer: nn.Module, _name: str) -> bool:
-        is_inner_linear = isinstance(layer, nn.Linear) and layer is not head
-        return is_inner_linear and (group_size is None or layer.in_features % group_size == 0)
+        return (
+            isinstance(layer, nn.Linear)
+            and layer is not head
+            and (group_size is None or layer.in_features % group_size == 0)
+        )
 
     if group_size is not None:
         plan = _planned_tiles if type(config).__name__ == "Int4WeightOnlyConfig" else _planned_opaque
@@ -66,7 +69,7 @@ def _config(quant: Quant, module: Any, device: torch.device) -> Any:
         if quant == "int8wo":
             return quantization.Int8WeightOnlyConfig()
         if quant == "fp8":
-            if device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY:
+            if device.type == "cuda" and compute_capability(device) >= (8, 9):
                 return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
             return quantization.Float8WeightOnlyConfig()
         group_size = int4_group_size(module)
@@ -114,9 +117,8 @@ def _planned_tiles(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
     outs = -(-weight.shape[0] // _TILE_OUTPUTS) * _TILE_OUTPUTS
     ins = -(-weight.shape[1] // _TILE_INPUTS) * _TILE_INPUTS
-    tile_inputs, *words = _TILE_WORDS
     return Int4TilePackedTo4dTensor(
-        torch.empty(outs // _TILE_OUTPUTS, ins // tile_inputs, *words, dtype=torch.int32, device="meta"),
+        torch.empty(outs // _TILE_OUTPUTS, ins // 128, 32, 4, dtype=torch.int32, device="meta"),
         torch.empty(ins // group_size, outs, 2, dtype=torch.bfloat16, device="meta"),
         [1, group_size],
         weight.shape,
@@ -130,8 +132,13 @@ def stored(module: Any) -> StoredWeight:
     name = known.name if known else type(weight).__name__
     if getattr(weight, "act_quant_kwargs", None) is not None:  # its inputs are quantised as well
         return stored_as(name, module, storage_bytes([weight]), weight.qdata.dtype)
-    dense_from_rows = 1 if name in ("int8wo", "fp8") else None
-    return stored_as(name, module, storage_bytes([weight]), weight.dtype, dense_from_rows=dense_from_rows)
+    return stored_as(
+        name,
+        module,
+        storage_bytes([weight]),
+        weight.dtype,
+        dense_from_rows=1 if name in ("int8wo", "fp8") else None,
+    )
 
 
 def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
@@ -140,7 +147,8 @@ def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
     tensors = {name: torch.empty_like(getattr(planned, name), device=device) for name in names}
     data = fill_random(tensors["qdata"])
     if data.dtype == torch.float8_e4m3fn:
-        data.view(torch.uint8).bitwise_and_(_FLOAT8_MASK)
+        # Without the upper half of the exponents, which includes NaN.
+        data.view(torch.uint8).bitwise_and_(0b1011_1111)
     known = format_of(planned)
     assert known is not None, "a format of `--quant`"
     scale = std / rms(_CODES[known.name])

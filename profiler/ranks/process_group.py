@@ -19,17 +19,12 @@ from profiler.device.device import make_current
 from profiler.device.machine import Machine
 from profiler.errors import RankError, RoofscopeError, first_line
 
-_GLOO_LOOP = "gloo_tcp_loop"
 _PATIENCE = timedelta(hours=2)
 """The other ranks wait while rank 0 works without them."""
 _NOTICE_S = 3.0
 """torchrun ends the other ranks within this time after one has ended."""
 SWEEP_BYTES = tuple((1 << 10) << step for step in range(17))
 """1 KiB to 64 MiB."""
-_WARM_CALLS, _MOST_CALLS = 3, 64
-_CALLS_BYTES = 256 << 20
-"""All calls of one size send at most this much."""
-_WEIGHTS_BYTES = 8 << 20
 
 
 class ProcessGroup:
@@ -66,7 +61,7 @@ class ProcessGroup:
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has just ended, or a sandbox forbids it
                 os.sched_setaffinity(int(thread.name), cores[first : max(last, first + 1)])
-                if (thread / "comm").read_text().strip() == _GLOO_LOOP:
+                if (thread / "comm").read_text().strip() == "gloo_tcp_loop":
                     os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
         return True
 
@@ -102,10 +97,10 @@ class ProcessGroup:
 
     def _exchange_s(self, nbytes: int, machine: Machine) -> float:
         """Mean seconds of an all-reduce, from the last arrival to the first departure, with a layer's reads between."""
-        calls = min(_MOST_CALLS, _CALLS_BYTES // nbytes)
+        calls = min(64, (256 << 20) // nbytes)  # which send at most 256 MiB
         exchange = partial(dist.all_reduce, torch.ones(nbytes // 4, device=self.device))
-        weights, begun_s, ended_s = torch.ones(_WEIGHTS_BYTES // 4), list[float](), list[float]()
-        for _ in range(_WARM_CALLS):
+        weights, begun_s, ended_s = torch.ones(2 << 20), list[float](), list[float]()
+        for _ in range(3):  # the first calls take longer
             exchange()
         if machine.clock.ahead:
             machine.clock.synchronize()

@@ -1,5 +1,6 @@
-"""A run over several ranks: rank 0 does the job, and the others follow its orders."""
+"""A run over several ranks, each with its share of the model: rank 0 does the job, the others follow its orders."""
 
+import copy
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -8,42 +9,110 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from profiler.counting.operators import ModelWork
-from profiler.device.clock import no_gc
+from profiler.counting.tensor_parallel import walk_rank
+from profiler.device.clock import no_gc, now_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import idle_power_w, source_for
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
+from profiler.errors import ModelError
 from profiler.facts.ceilings import Ceilings
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell
-from profiler.loading.meta_model import quiet_libraries
-from profiler.loading.request import ModelRequest, dtype_name
+from profiler.loading.config import pretrained_location
+from profiler.loading.load import as_loaded, first_call
+from profiler.loading.meta_model import plan, quiet_libraries
+from profiler.loading.request import LoadedModel, ModelRequest, dtype_name, model_errors
 from profiler.measure.schedule import Progress, Schedule
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.ranks.process_group import ProcessGroup
-from profiler.ranks.share import load_share
 from profiler.report.progress import Listener
 from profiler.roofs.measure import measure
-from profiler.run.document import opening
-from profiler.run.fact_log import open_log
+from profiler.run.fact_log import open_log, opening
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
 from profiler.run.setup import LOOK, UNSEEN, ceiling_dtypes, on_grid, overhead_of_model, set_grid
 from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import busy_words
-from profiler.store.folder import Run
-from profiler.store.writer import RunStore
+from profiler.store.folder import Run, RunStore
 
 OWN_CORES = (
     "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
     " and its steps take longer."
 )
+
+
+def load_share(request: ModelRequest, config: Any, group: ProcessGroup) -> tuple[nn.Module, LoadedModel, ModelWork]:
+    """Load and count this rank's share: the joined model and a standalone one. Raises ModelError, RequestError."""
+    start_s = now_s()
+    with quiet_libraries():
+        share: Any = plan(request, copy.deepcopy(config))
+        work = walk_rank(share, group.size, group.rank)
+        with model_errors(f"{request.source.name} does not load over {group.size} ranks"):
+            joined = _joined(share, request, group)
+            _fill(share, joined)
+    load_s = now_s() - start_s
+    with group.together():
+        first_call_s = first_call(joined, request)
+    loaded = LoadedModel(share, request, load_s, first_call_s, getattr(joined.config, "_commit_hash", None))
+    return joined, loaded, work
+
+
+def _joined(share: Any, request: ModelRequest, group: ProcessGroup) -> Any:
+    """Load the rank's slices (transformers 5.23, `distributed_config`). Random weights fill an empty checkpoint."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    is_random = request.weights == "random"
+    where, extra = (None, {"state_dict": {}}) if is_random else pretrained_location(request.source)
+    torch.manual_seed(group.rank)
+    joined = type(share).from_pretrained(
+        where,
+        config=copy.deepcopy(share.config),
+        dtype=request.dtype,
+        distributed_config=DistributedConfig(tp_size=group.size),
+        trust_remote_code=request.trust_remote_code,
+        use_safetensors=None if request.allow_pickle else True,
+        **extra,
+    )
+    with torch.no_grad():
+        for param in joined.parameters():
+            local = param._local_tensor if isinstance(param, DTensor) else param  # `to_local` makes a view of it
+            if is_random and local is param:
+                dist.broadcast(local.data, src=0)  # as in a checkpoint, every rank has the same copy of what is not cut
+            elif local.untyped_storage().nbytes() != local.nbytes:
+                # On a CPU a slice is a view of a memory-mapped file; memory must hold the share only.
+                local.data = local.clone(memory_format=torch.contiguous_format)
+    return joined.eval()
+
+
+def _fill(share: Any, joined: Any) -> None:
+    """Replace the meta tensors of `share` by those of `joined`; a shard requires no gradients (`as_loaded`)."""
+    own: dict[int, nn.Parameter] = {}
+    for name, source in joined.named_parameters(remove_duplicate=False):
+        if id(source) not in own:
+            is_shard = isinstance(source, DTensor)
+            own[id(source)] = nn.Parameter(source.to_local(), False) if is_shard else as_loaded(source.data)
+        owner, _, key = name.rpartition(".")
+        module = share.get_submodule(owner)
+        if getattr(module, key).shape != own[id(source)].shape:
+            raise ModelError(f"the shape of {name} is {tuple(own[id(source)].shape)}, not that of transformers' plan.")
+        setattr(module, key, own[id(source)])
+    for name, buffer in joined.named_buffers(remove_duplicate=False):
+        owner, _, key = name.rpartition(".")
+        setattr(share.get_submodule(owner), key, buffer)
+    embeddings = share.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+    embeddings.register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))
+    share.eval()
 
 
 class LeadingEngine(EagerEngine):
@@ -125,14 +194,12 @@ def _set_up(
     engines = {name: LeadingEngine(joined, machine, group) for name in grid.engines}
     subject = on_grid(Subject(machine, loaded, work, engines, {}, grid, prompts, held_bytes), grid, stages)
     prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
-    grid = prepared.grid
-    overhead = overhead_of_model(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
+    overhead = overhead_of_model(prepared, subject, stages, budget, prepared.grid.batch_sizes, prepared.grid.engines)
     warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
     prepared = replace(prepared, warnings=(*prepared.warnings, *warnings))
-    document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
-    document = replace(document, ranks=group.size)
+    document = replace(opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w), ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *overhead])
-    return Session(prepared, subject, document, ledger, stages, budget, pace, fallbacks=fallbacks)
+    return Session(prepared, subject, ledger, stages, budget, pace, fallbacks=fallbacks)
 
 
 def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:

@@ -1,77 +1,20 @@
-"""Detect the kind of another tool's file by its content, and read it; a table of any other tool.
-
-That table has batch_size, prompt_len, new_tokens and tokens_per_s. Optional are phase, context_len and latency_s;
-`gpu`, `model` and `quant`; `samples_s`, the seconds of each repetition, separated by semicolons, or `repeats`;
-`bits_per_weight` as stored, and `tokens_per_step` or `acceptance_length` of speculative decoding. `context_len` is that
-of cells.csv: cached tokens before a prefill, and at the middle step of a decode.
-"""
+"""Detect the kind of another tool's file by its content, and read it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile, Held, Shape, Tokens
-from profiler.readers.formats import Format, seconds_at
+from profiler.readers.figures import ForeignFile
 from profiler.readers.json_tools import JSON_TOOLS
-from profiler.readers.llama_benchy import LLAMA_BENCHY
-from profiler.readers.llama_cpp import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from profiler.readers.sources import Source, sources_of, text_of
-from profiler.readers.values import Record, escaped, number_at, number_of, whole_at, whole_of
+from profiler.readers.tables import CSV_TABLE, TABLES
+from profiler.readers.values import escaped
 from profiler.units import each_text, visible
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
-_KNOWN = {"status", "phase", "batch_size", "prompt_len", "context_len", "new_tokens", "latency_s", "tokens_per_s"}
-_KNOWN |= {"repeats", "samples_s", "bits_per_weight", "tokens_per_step", "acceptance_length", "gpu", "model", "quant"}
-_COVERS: Mapping[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
-_NO_PHASE = "no phase named: read as decode steps only"
-
-
-def _csv_figure(row: Record) -> Figure:
-    phase, new, context = str(row.get("phase") or ""), whole_at(row, "new_tokens"), whole_at(row, "context_len", 0)
-    covers = _COVERS.get(phase or ("decode" if new else "prefill"))
-    if covers is None:
-        raise RequestError(f"{phase[:40]!r} is not a phase; use prefill, decode or generate.")
-    batch, prompt = whole_of(row.get("batch_size"), "batch_size", 1), whole_at(row, "prompt_len", 0)
-    named = number_at(row, "tokens_per_step | acceptance_length") if covers == "decode" else 1.0
-    per_step = named or 1.0
-    if per_step < 1:
-        raise RequestError(f"tokens_per_step is below 1: {per_step:g}.")
-    tokens = batch * {"prefill": prompt or 0, "decode": per_step, "generate": new or 0}[covers]
-    if not tokens:
-        raise RequestError(f"a {covers} of 0 tokens has no time.")
-    time_s = seconds_at(row, "latency_s | tokens_per_s:/s", tokens)
-    if time_s is None:
-        raise RequestError("tokens_per_s is missing.")
-    samples = tuple(number_of(text, "samples_s") for text in str(row.get("samples_s") or "").split(";") if text)
-    if covers == "decode" and context is not None:
-        context = max(0, context - (prompt or 0) - (new or 0) // 2)
-    time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
-    bits, notes = number_at(row, "bits_per_weight"), () if phase or not new else (_NO_PHASE,)
-    shape, held = Shape(batch, prompt or None, context, new), Held(bits and bits / 8)
-    return Figure(covers, shape, time_s, Tokens(named, per_step), held, notes=notes)
-
-
-def _csv_records(source: Source) -> Iterator[Record]:
-    """The rows that did not fail, each with its figure."""
-    unknown = [escaped(name) for name in source.records[0] if name not in _KNOWN]
-    remark = f"columns that are not read: {', '.join(unknown)}." if unknown else ""
-    for number, row in enumerate(source.records, 1):
-        try:
-            if row.get("status") in (None, "", "ok"):
-                yield {**row, "remark": remark, "figure": _csv_figure(row)}
-        except RequestError as error:
-            raise RequestError(f"row {number}: {error}") from None
-
-
-CSV_TABLE = Format(
-    tool="table",
-    has=("batch_size", "prompt_len", "latency_s | tokens_per_s"),
-    records=_csv_records,
-    settings={"bits per weight": "bits_per_weight", "device": "gpu", "model's name": "model", "quantization": "quant"},
-)
-FORMATS: Sequence[Format] = (*LLAMA_BENCHY, *LLAMA_BENCH, LLAMA_BATCHED_BENCH, *JSON_TOOLS, CSV_TABLE)
+FORMATS = (*TABLES, *JSON_TOOLS, CSV_TABLE)
 """Every kind of file. The first that knows a file reads it, so more specific ones come first."""
 
 # Texts that people paste, which lack a shape or a number of requests: what they are, and what writes a file instead.
@@ -86,8 +29,9 @@ _REFUSED = (
 
 # Settings of commands in the first MB of a text; `python -m` and `mlx_lm.generate -m 512` are of something else.
 _IN_COMMANDS = {
-    "model's name": r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve"
-    r"|lms (?:chat|load))[ =]+['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
+    "model's name": r"(?:(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|vllm serve"
+    r"|ollama run(?: +--[\w=-]+)*|lms (?:chat|load))[ =]+|\bmodel=|(?:\A|\n)NAME +ID +SIZE[^\n]*\n)"
+    r"['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
     "quantization": r"\s--quantization[ =]+(\w\S*)",
     "split_mode": r"\s(?:-sm|--split-mode)[ =]+(row|tensor|graph)",
     "gpus": r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)",
@@ -114,10 +58,7 @@ def read_foreign(path: Path) -> ForeignFile:
             return replace(file, name=str(path), gpus=file.gpus or gpus)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
-            raise RequestError(
-                f"{path} is {what}, which does not say the whole shape of its figures; use {option}, or a CSV with"
-                f" {CSV_COLUMNS}."
-            )
+            raise RequestError(f"{path} is {what}, which is not read; use {option}, or a CSV with {CSV_COLUMNS}.")
     has = f" (it has {escaped(first)[:120]})" if first else ""
     known = ", ".join(dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE))
     raise RequestError(f"{path} is not a known result file{has}; use one of {known} or a CSV with {CSV_COLUMNS}.")

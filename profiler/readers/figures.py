@@ -1,10 +1,8 @@
 """The figures that every reader returns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 from profiler.readers.values import Measured, Settings
 
@@ -34,21 +32,22 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens per sequence."""
+class Figure:
+    """One measured time from another tool's file, with what it says of the step and of how the machine held the model.
 
-    given: float | None = 1.0
+    Tokens are those of a sequence.
+    """
+
+    covers: Covers
+    shape: Shape
+    time: Measured
+    """Seconds of what `covers` names."""
+    tokens_given: float | None = 1.0
     """Those that a decode step gives: with speculative decoding several; None: the file does not say."""
-    processed: float = 1.0
+    tokens_processed: float = 1.0
     """Those that a decode step processes, the drafted ones included."""
-    first: int = 1
+    tokens_of_prefill: int = 1
     """Those that the prefill of a generation gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """How the machine held the model and its cache, where a file says it."""
-
     weight_bytes: float | None = None
     """Bytes per parameter as stored."""
     params: int | None = None
@@ -61,19 +60,6 @@ class Held:
     weights_on_host: bool = False
     """Whether some weights, such as experts, are in the host's memory."""
     cache_on_host: bool = False
-    """Whether the cache is in the host's memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured time from another tool's file."""
-
-    covers: Covers
-    shape: Shape
-    time: Measured
-    """Seconds of what `covers` names."""
-    tokens: Tokens = Tokens()
-    held: Held = Held()
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()
@@ -82,13 +68,12 @@ class Figure:
     @property
     def decode_steps(self) -> float:
         """Decode steps of what `covers` names."""
-        if self.covers != "generate":
-            return float(self.covers == "decode")
-        return ((self.shape.new_tokens or 0) - self.tokens.first) / (self.tokens.given or 1.0)
+        whole = ((self.shape.new_tokens or 0) - self.tokens_of_prefill) / (self.tokens_given or 1.0)
+        return {"prefill": 0.0, "decode": 1.0, "generate": whole}[self.covers]
 
     def with_shape(
         self, batch_size: int | None = None, prompt_len: int | None = None, new_tokens: int | None = None
-    ) -> Figure:
+    ) -> Self:
         """The figure with the given shape where the file names none, of one batch as soon as its size is known."""
         own, time = self.shape, self.time
         batch = own.batch_size or batch_size

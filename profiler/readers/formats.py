@@ -7,7 +7,7 @@ from statistics import median
 
 from profiler.errors import RequestError
 from profiler.readers import keys
-from profiler.readers.figures import Covers, Figure, ForeignFile, Held, Shape, Tokens
+from profiler.readers.figures import Covers, Figure, ForeignFile, Shape
 from profiler.readers.sources import Source
 from profiler.readers.values import (
     Measured,
@@ -78,9 +78,11 @@ class Format:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         stages = sorted({whole_at(each, "stages") or 0 for each in on_gpu})
         several = f"its figures are of {stages[0]} to {stages[-1]} GPUs, whose memory is that of the most."
-        remarks = [several if len(stages) > 1 and stages[0] else ""]
-        remarks += [str(each.get("remark") or "") for each in records]
-        remarks += [each for source in sources for each in source.remarks]
+        remarks = [
+            several if len(stages) > 1 and stages[0] else "",
+            *(str(each.get("remark") or "") for each in records),
+            *(each for source in sources for each in source.remarks),
+        ]
         return ForeignFile(
             self.tool,
             _joined(figures) if self.repeated else figures,
@@ -100,12 +102,11 @@ class Format:
                 value = first_of(record, paths)
                 rows[-1].update(value if isinstance(value, Mapping) else {name: value})
         shared, differing = apart(rows)
-        figures = []
-        for record, own in zip(records, differing, strict=True):
-            for each in self.figures(record):
-                notes = (*self.notes.get(each.covers, ()), *each.notes)
-                figures.append(replace(each, settings=own, notes=notes))
-        return shared, figures
+        return shared, [
+            replace(figure, settings=own, notes=(*self.notes.get(figure.covers, ()), *figure.notes))
+            for record, own in zip(records, differing, strict=True)
+            for figure in self.figures(record)
+        ]
 
 
 def _joined(figures: Sequence[Figure]) -> list[Figure]:
@@ -142,8 +143,7 @@ def request(record: Record) -> Iterator[Figure]:
 def _timed(record: Record) -> Iterator[Figure]:
     paths = (keys.PROMPT_LEN, "cached", keys.NEW_TOKENS, "cap", keys.REQUESTS)
     shape = Shape(whole_at(record, "batch_size"), *(whole_at(record, path, 0) for path in paths))
-    steps, bits, layers = record["loop"], number_at(record, "bits"), whole_at(record, "n_gpu_layers", 0)
-    held = Held(bits and bits / 8, gpu_layers=layers, weights_on_host=bool(record.get("on_host")))
+    steps, bits = record["loop"], number_at(record, "bits")
     times: dict[Covers, Measured | None] = {
         "prefill": seconds_at(record, keys.PREFILL, shape.prompt_len),
         "decode": seconds_at(record, keys.DECODE, shape.new_tokens or 1) if steps else None,
@@ -152,16 +152,19 @@ def _timed(record: Record) -> Iterator[Figure]:
     for covers, time_s in times.items():
         if time_s is None:
             continue
-        time_s = replace(time_s, repeats=time_s.repeats or record.get("repeats", 1))
-        figure = Figure(covers, shape, time_s, held=held, notes=tuple(inner(record, f"notes.{covers}") or ()))
-        if covers == "prefill":
-            figure = replace(figure, shape=replace(shape, batch_size=record.get("prompts", shape.batch_size)))
-        else:
-            figure = speculated(figure, record)
-        if covers == "decode":
-            cached_once = record.get("cached_once", 0)
-            figure = replace(figure, time=figure.time.times(1 / steps), held=replace(held, cached_once=cached_once))
-        yield figure
+        batch = record.get("prompts", shape.batch_size) if covers == "prefill" else shape.batch_size
+        figure = Figure(
+            covers,
+            replace(shape, batch_size=batch),
+            replace(time_s, repeats=time_s.repeats or record.get("repeats", 1)),
+            weight_bytes=bits and bits / 8,
+            cached_once=record.get("cached_once", 0) if covers == "decode" else 0,
+            gpu_layers=whole_at(record, "n_gpu_layers", 0),
+            weights_on_host=bool(record.get("on_host")),
+            notes=tuple(inner(record, f"notes.{covers}") or ()),
+        )
+        given = figure if covers == "prefill" else speculated(figure, record)
+        yield replace(given, time=given.time.times(1 / steps)) if covers == "decode" else given
 
 
 def seconds_at(record: Record, paths: str, tokens: float | None = None) -> Measured | None:
@@ -207,13 +210,13 @@ def client(record: Record, streams_by: str = "") -> Iterator[Figure]:
     counted, per_s = number_at(record, "decoding"), needed(record, keys.OUTPUT_PER_S)
     in_flight = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
     prompt, new = (max(1, round(needed(record, each))) for each in (keys.CLIENT_PROMPT_LEN, keys.CLIENT_NEW_TOKENS))
-    held = Held(kv_itemsize=1.0 if "fp8" in str(first_of(record, keys.CACHE_DTYPE)).lower() else None)
+    kv_itemsize = 1.0 if "fp8" in str(first_of(record, keys.CACHE_DTYPE)).lower() else None
     if ttft_s:
         notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]
         if (waiting := round(per_s / new * (mean_ttft_s or ttft_s))) > 1:
             notes.append(f"queueing: {waiting} requests wait for their first token at a time")
         shape, time_s = Shape(1, prompt, None, new), Measured(ttft_s, repeats=1)
-        yield Figure("prefill", shape, time_s, held=held, notes=tuple(notes))
+        yield Figure("prefill", shape, time_s, kv_itemsize=kv_itemsize, notes=tuple(notes))
     if tpot_s:
         groups, chunk = whole_at(record, "groups") or 1, itl_s / tpot_s
         how = "counted by the tool" if counted else "estimated from rate x time per token"
@@ -226,8 +229,8 @@ def client(record: Record, streams_by: str = "") -> Iterator[Figure]:
         if first_of(record, keys.GIVES) is None and chunk > _CHUNKED:
             notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
         shape = Shape(batch, prompt, None, new, cap=None if cap is None else max(1, round(most)))
-        decode = Figure("decode", shape, Measured(tpot_s, repeats=1), held=held, notes=tuple(notes))
-        yield speculated(decode, record)
+        time_s = Measured(tpot_s, repeats=1)
+        yield speculated(Figure("decode", shape, time_s, kv_itemsize=kv_itemsize, notes=tuple(notes)), record)
 
 
 def speculated(figure: Figure, record: Record) -> Figure:
@@ -237,13 +240,17 @@ def speculated(figure: Figure, record: Record) -> Figure:
     """
     acceptance, drafted = first_of(record, keys.GIVES), number_at(record, keys.DRAFTED)
     if acceptance in (None, -1):
-        return replace(figure, tokens=Tokens(None if acceptance is None else 1.0))
+        return replace(figure, tokens_given=None if acceptance is None else 1.0)
     given = max(1.0, number_of(acceptance, "the acceptance length"))
     if given == 1:
         return figure
     verified = 1 + drafted if drafted else number_at(record, keys.VERIFIED)
     processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
     note = f"a decode step gives {given:.3g} tokens per sequence by speculation, and {processed}"
-    time = figure.time.times(given) if figure.covers == "decode" else figure.time
-    tokens = Tokens(given, max(given, verified or 1.0))
-    return replace(figure, time=time, tokens=tokens, notes=(*figure.notes, note))
+    return replace(
+        figure,
+        time=figure.time.times(given) if figure.covers == "decode" else figure.time,
+        tokens_given=given,
+        tokens_processed=max(given, verified or 1.0),
+        notes=(*figure.notes, note),
+    )

@@ -81,11 +81,11 @@ def _serving(text: str) -> Iterator[Record]:
 def _latency(text: str) -> Iterator[Record]:
     """Reports of `vllm bench latency`, with the numbers of the command before them, of which the last counts."""
     for report in _LATENCY.finditer(text):
-        options: dict[str, str] = {}
-        if commands := _COMMAND.findall(text[: report.start()]):
-            given = {name.replace("-", "_"): value for name, value in _OPTION.findall(commands[-1])}
-            usual = {} if _HIDDEN.search(commands[-1]) else _DEFAULTS
-            options = usual | {name: value for name, value in given.items() if value.isdecimal()}
+        commands = _COMMAND.findall(text[: report.start()])
+        written = [option for command in commands[-1:] for option in _OPTION.findall(command)]
+        given = {name.replace("-", "_"): value for name, value in written}
+        usual = _DEFAULTS if commands and not _HIDDEN.search(commands[-1]) else {}
+        options = {**usual, **{name: value for name, value in given.items() if value.isdecimal()}}
         percentiles = dict(_PERCENTILE.findall(report["rest"]))
         gpus = {"gpus": options.get("tensor_parallel_size") or options.get("tp")}
         yield {**options, **gpus, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
@@ -95,9 +95,14 @@ def _throughput(text: str) -> Iterator[Record]:
     """Lines of `vllm bench throughput`, whose rates give the tokens of a request."""
     for found in _THROUGHPUT.findall(text):
         per_s, total, output = map(float, found)
-        requests = {"elapsed_time": _HOUR_S, "num_requests": max(1, round(_HOUR_S * per_s))}
-        lengths = {"input_len": round((total - output) / per_s), "output_len": round(output / per_s)}
-        yield {**requests, **lengths, "requests_per_second": per_s, "tokens_per_second": total}
+        yield {
+            "elapsed_time": _HOUR_S,
+            "num_requests": max(1, round(_HOUR_S * per_s)),
+            "input_len": round((total - output) / per_s),
+            "output_len": round(output / per_s),
+            "requests_per_second": per_s,
+            "tokens_per_second": total,
+        }
 
 
 # What ollama, llama.cpp, mlx_lm and LM Studio print about a request, by the keys of their JSON.
@@ -133,7 +138,7 @@ _CONSOLES = (
     ),
 )
 _ABOVE = (
-    *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}"),
+    *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}", " --gpu-layers {n_gpu_layers}"),
     *("offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU"),
 )
 # Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
@@ -170,10 +175,15 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
     if _EXPERTS_ON_HOST.search(text):
         above["on_host"] = "experts"
+    if re.search(r"\b100% CPU\b", text):  # by `ollama ps`
+        above["n_gpu_layers"] = "0"
     gpus = used_of(gpus_in(text))
-    above |= {"machine.name": ", ".join(dict.fromkeys(name.removesuffix(" uma: 1") for name in gpus))}
-    above |= {"stages": str(len(gpus) or "")}
-    above["slots"] = "several" if len({*re.findall(r"slot print_timing: id +(\d+)", text)}) > 1 else ""
+    slots = {*re.findall(r"slot print_timing: id +(\d+)", text)}
+    above |= {
+        "machine.name": ", ".join(dict.fromkeys(name.removesuffix(" uma: 1") for name in gpus)),
+        "stages": str(len(gpus) or ""),
+        "slots": "several" if len(slots) > 1 else "",
+    }
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []
         for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):

@@ -111,6 +111,8 @@ def _tables(text: str, delimiter: str) -> Iterator[Source]:
     for first, last in pairwise([*heads, len(rows)]):
         names, records, remarks = rows[first], [], []
         if twice := [name for name in names if name and names.count(name) > 1]:
+            if delimiter == "|":  # such as llama.cpp's list of SYCL devices, above its results
+                continue
             raise RequestError(f"it has several columns called {twice[0]}.")
         for number, row in enumerate((row for row in rows[first + 1 : last] if not _is_rule(row)), 1):
             # Spreadsheets leave out empty cells at the end of a row; the last line of a file may be cut.

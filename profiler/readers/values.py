@@ -1,12 +1,10 @@
 """Numbers, texts and settings from the values of a file."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from profiler.errors import RequestError
 
@@ -38,12 +36,17 @@ class Measured:
     repeats: int = 0
     """Number of repetitions; 0 if the file does not say."""
 
-    def times(self, factor: float) -> Measured:
+    def times(self, factor: float) -> Self:
         """The number and all that belongs to it, multiplied."""
-        values = tuple(factor * value for value in self.values)
-        return Measured(factor * self.value, factor * self.spread, factor * self.rounding, values, self.repeats)
+        return replace(
+            self,
+            value=factor * self.value,
+            spread=factor * self.spread,
+            rounding=factor * self.rounding,
+            values=tuple(factor * value for value in self.values),
+        )
 
-    def of(self, amount: float) -> Measured:
+    def of(self, amount: float) -> Self:
         """`amount` divided by this rate: seconds for tokens. Spread and rounding keep their share."""
         values = tuple(amount / value for value in self.values)
         return replace(self.times(amount / self.value / self.value), values=values)

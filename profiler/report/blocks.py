@@ -117,24 +117,14 @@ def text_table(
 
 
 @dataclass(frozen=True)
-class Tooltip:
-    """Tooltip and CSS class of an element of a picture."""
-
-    title: str
-    css_class: str
-    reachable: bool = False
-    """Whether the element is in the tab order."""
-
-
-@dataclass(frozen=True)
 class Picture(Block):
     """A picture of `plots.PLOTS`, which a page has."""
 
     name: str
     alt: str
     runs: tuple[Run, ...]
-    tooltips: Mapping[str, Tooltip] | None = None
-    """By the id of an element."""
+    tooltips: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Tooltips and CSS classes by the id of an element."""
     media: frozenset[Medium] = field(default=HTML, kw_only=True)
 
 
@@ -165,21 +155,10 @@ class BreakdownChart(Block):
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A figure in large type."""
-
-    figure: str
-    name: str
-    """What the figure is."""
-    where: str
-    """The cell that has it."""
-
-
-@dataclass(frozen=True)
 class Tiles(Block):
-    """The figures at the top of a page."""
+    """The figures at the top of a page: each in large type, what it is, and the cell that has it."""
 
-    tiles: Sequence[Tile]
+    tiles: Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -217,6 +196,5 @@ def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list
 
 def evenly(items: Sequence[_Item], most: int) -> list[_Item]:
     """Return at most `most` items, evenly picked from the first to the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / max(1, most - 1))] for index in range(most)]
+    number = min(most, len(items))
+    return [items[round(index * (len(items) - 1) / max(1, number - 1))] for index in range(number)]

@@ -9,7 +9,7 @@ from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
-from profiler.report.blocks import HTML, CellsTable, Lines, Picture, Section, TextTable, Tooltip, evenly, text_table
+from profiler.report.blocks import HTML, CellsTable, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.columns import columns_with_values
 from profiler.report.glossary import roofline_words
 from profiler.report.roofline_data import ceiling_lines, point_words
@@ -106,9 +106,10 @@ def batch_lines(run: Run) -> list[str]:
                     gained = gains.setdefault((step.smaller, step.larger), [])
                     gained.append(f"{factor}{'' if gained else ' times the tokens'} in {phase}")
     doubled = [sizes for sizes in gains if sizes[1] == 2 * sizes[0]]
-    lines = []
-    for small, large in (doubled or list(gains))[:_MOST_STEPS]:
-        lines.append(f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}")
+    lines = [
+        f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}"
+        for small, large in (doubled or list(gains))[:_MOST_STEPS]
+    ]
     if doubled:
         return lines
     batches = {cell.batch_size for cell in run.measured}
@@ -144,10 +145,8 @@ def regime_names(run: Run) -> dict[CellKey, str]:
 def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
-    lines = [Tooltip(line.label, f"ceiling {line.kind}") for line in ceiling_lines(run)]
-    points = [Tooltip(point_words(each), f"point {each.phase}", reachable=True) for each in run.measured]
-    tooltips = {f"ceiling-{at}": each for at, each in enumerate(lines)}
-    tooltips |= {f"cell-{at}": each for at, each in enumerate(points)}
+    tooltips = {f"ceiling-{at}": (line.label, f"ceiling {line.kind}") for at, line in enumerate(ceiling_lines(run))}
+    tooltips |= {f"cell-{at}": (point_words(cell), f"point {cell.phase}") for at, cell in enumerate(run.measured)}
     note = "measured time, counted work; an arrow ends at the ceiling of its step"
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
     return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, HTML)

@@ -12,7 +12,7 @@ from profiler.judge.cells import CellEvidence
 from profiler.judge.difference import is_claim
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.quant.registry import FORMATS
-from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, TextTable, text_table
+from profiler.report.blocks import FULL, HTML, Block, Lines, Picture, Section, ShellCommand, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells, spanning
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.stats import CLAIM_REPETITIONS
@@ -79,13 +79,10 @@ def _arithmetic(run: Run) -> str:
 def _attention(run: Run) -> Iterator[tuple[str, str]]:
     for name, path in run.document.counting.paths.items():
         engine, _, phase = name.rpartition(" ")
-        if engine != first_engine(run):
-            continue
-        if path.attention == "sdpa":
-            masked = "" if path.masked_kernel == path.kernel else f", {path.masked_kernel} where a mask is passed"
-            yield f"{phase} attention", f"sdpa, {path.kernel} kernel{masked}"
-        else:
-            yield f"{phase} attention", path.attention
+        masked = "" if path.masked_kernel == path.kernel else f", {path.masked_kernel} where a mask is passed"
+        if engine == first_engine(run):
+            kernel = f", {path.kernel} kernel{masked}" if path.attention == "sdpa" else ""
+            yield f"{phase} attention", f"{path.attention}{kernel}"
 
 
 def _instead(evidence: CellEvidence | None, changes: Set[ChangeId]) -> str:
@@ -128,10 +125,9 @@ def linears(run: Run) -> list[Block]:
 def changes(run: Run) -> Section:
     """What would change the time of the cells of `selected_cells`, by change: what was measured comes first."""
     evidence = evidence_of(run)
-    found = []
-    for result in selected_cells(run):
-        effects = evidence[result.key].changes if result.key in evidence else ()
-        found += [(each, result) for each in effects if abs(each.saves_s) >= WORTH_SHOWING * result.latency_s]
+    judged = [result for result in selected_cells(run) if result.key in evidence]
+    effects = [(effect, result) for result in judged for effect in evidence[result.key].changes]
+    found = [pair for pair in effects if abs(pair[0].saves_s) >= WORTH_SHOWING * pair[1].latency_s]
     by_basis = sorted(found, key=lambda pair: ("measured", "tried", "computed").index(pair[0].basis))
     names = list(dict.fromkeys(effect.change for effect, _ in by_basis))
     rows = []
@@ -143,39 +139,33 @@ def changes(run: Run) -> Section:
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
     headings = ("change", "cell", "saves", "of the step", "because")
-    table = text_table(headings, rows, texts=("cell",), wrapped=("change", "because"))
-    return Section("What would change it", [table, *_trials(run)], note, HTML, folded=True)
-
-
-def _trials(run: Run) -> list[ShellCommand]:
-    commands = []
+    blocks: list[Block] = [text_table(headings, rows, texts=("cell",), wrapped=("change", "because"))]
     for item in run.document.not_tried:
-        commands.append(ShellCommand(f"{item.change} (not tried)", item.how))
+        blocks.append(ShellCommand(f"{item.change} (not tried)", item.how))
         if item.preparing_s:
             # An option that the command has already gets a new value.
             command = f"{re.sub(r' --budget [^ ]+', '', run.document.command)} --budget {budget_for(item.preparing_s)}"
-            commands.append(ShellCommand(f"try {item.change}", command))
-    return commands
+            blocks.append(ShellCommand(f"try {item.change}", command))
+    return Section("What would change it", blocks, note, HTML, folded=True)
 
 
 def engines(run: Run) -> Section:
     """What engines save compared with the first, what `generate` adds, and what drafts give."""
-    blocks: list[Block] = [_saved(run), Lines([*no_claim_lines(run), *generate_lines(run)])]
-    if len({cell.engine for cell in run.measured}) > 1:
-        blocks.insert(0, Picture("waterfall", "The smallest step of each engine, term by term", (run,)))
-    drafts = Lines([_drafting_line(run.document.drafting)] if run.document.drafting else [])
-    note = f"measured in turns, compared with {run.document.engine.names[0]}, the profiler's loop, or no drafts"
-    return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL, folded=True)
-
-
-def _saved(run: Run) -> TextTable:
     rows = []
     for item in (each for each in run.document.engine.differences if each.is_claim):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
         cell, terms = item.key.on(item.against).name, ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
     headings = ("cell", "engine", "per step", "interval", "in which terms")
-    return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
+    picture = Picture("waterfall", "The smallest step of each engine, term by term", (run,))
+    blocks = [
+        *([picture] if len({cell.engine for cell in run.measured}) > 1 else []),
+        text_table(headings, rows, texts=headings[:4], wrapped=headings[4:]),
+        Lines([*no_claim_lines(run), *generate_lines(run)]),
+        Lines([_drafting_line(run.document.drafting)] if run.document.drafting else []),
+    ]
+    note = f"measured in turns, compared with {first_engine(run)}, the profiler's loop, or no drafts"
+    return Section("Engines, generate and drafts", blocks, note, FULL, folded=True)
 
 
 def no_claim_lines(run: Run) -> list[str]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
@@ -94,8 +93,10 @@ def ceilings_table(
         if ceilings.weights.stream is not None:
             rows.append(_ceiling_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
     rows += [_ceiling_row(f"from the {name}", "B/s", ceiling, None) for name, ceiling in ceilings.links.items()]
-    for name, seconds in ceilings.launch.items():
-        rows.append([f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"])
+    rows += [
+        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
+        for name, seconds in ceilings.launch.items()
+    ]
     headings = ("ceiling", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
     return text_table(headings, rows, wrapped=("how",))
 
@@ -105,10 +106,9 @@ def ceilings_section(
 ) -> Section:
     """Return the ceilings of one device: its warnings, `ceilings_table`, caches and the host's pace."""
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
-    lines = [f"repeated reads: {curve}"]
-    if ceilings.host is not None:
-        lines.append(f"launching a standard step takes this host {duration(ceilings.host.step_s)}")
+    host = [f"launching a standard step takes this host {duration(ceilings.host.step_s)}"] if ceilings.host else []
     head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
+    lines = [f"repeated reads: {curve}", *host]
     return Section("", [Lines(head), ceilings_table(ceilings, datasheet_per_s), Lines(lines)])
 
 
@@ -336,8 +336,9 @@ class LinkDocument(Document):
 def link_document(link: Link) -> LinkDocument:
     """Return the document of a measured link, which has points."""
     ranks = link.points[0].ranks
-    fitted_s = partial(link.seconds, "all_reduce", ranks=ranks)
-    points = [view(MessageEntry, point, fitted_s=fitted_s(point.nbytes)) for point in link.points]
+    points = [
+        view(MessageEntry, point, fitted_s=link.seconds("all_reduce", point.nbytes, ranks)) for point in link.points
+    ]
     return view(LinkDocument, link, ranks=ranks, half_bytes=link.half_bytes(ranks), points=points)
 
 

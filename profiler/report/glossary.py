@@ -2,12 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import get_args
 
-from profiler.data import rows_of
+from profiler.data import texts_of
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import TERMS
@@ -19,20 +18,6 @@ from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, significant
 
 
-@dataclass(frozen=True)
-class Term:
-    term: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Synonym:
-    """Another word for a term: one of the field's, or of earlier versions."""
-
-    word: str
-    term: str
-
-
 def explanation(word: str, run: Run | None = None) -> str:
     """Return the meaning of a term or of a synonym, and its figures in `run`. Raises RequestError for another word."""
     key = known_term(word)
@@ -41,7 +26,7 @@ def explanation(word: str, run: Run | None = None) -> str:
         raise RequestError(f"{word!r} is not in the glossary.{hint} `roofscope explain` lists all terms.")
     figures = _FIGURES[key](run) if run is not None and key in _FIGURES else None
     see = "" if key.lower() == word.strip().lower() else f"{word.strip()}: see {key}.\n"
-    return f"{see}{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
+    return f"{see}{key}: {GLOSSARY[key]}" + (f"\nIn this run: {figures}" if figures else "")
 
 
 def known_term(word: str) -> str | None:
@@ -49,28 +34,28 @@ def known_term(word: str) -> str | None:
     return _TERM_OF.get(word.strip().lower())
 
 
+def _ends(values: Iterable[float], show: Callable[[float], str]) -> str:
+    """The least and the greatest, or one of them if both look the same; empty if none is known."""
+    known = [value for value in values if not math.isnan(value)]
+    return " to ".join(dict.fromkeys(map(show, (min(known), max(known))))) if known else ""
+
+
 def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:
-    column_values = (float(getattr(result, column)) for result in of_phase(run.measured, phase))
-    values = [value for value in column_values if not math.isnan(value)]
-    if not values:
-        return None
-    low, high = show(min(values)), show(max(values))
-    return f"{low} in {phase}" if low == high else f"{low} to {high} in {phase}"
+    ends = _ends((float(getattr(result, column)) for result in of_phase(run.measured, phase)), show)
+    return f"{ends} in {phase}" if ends else None
 
 
 def _percentiles(run: Run, columns: Mapping[int, str], phase: Phase) -> str | None:
-    if _range(run, columns[50], duration, phase) is None:
-        return None
     ranges = {percent: _range(run, column, duration, phase) for percent, column in columns.items()}
-    return "; ".join(
+    words = (
         f"p{percent} {shown}" if shown else f"p{percent} needs {samples_for(percent)} samples, no cell has so many"
         for percent, shown in ranges.items()
     )
+    return "; ".join(words) if ranges[50] else None
 
 
 def _both(run: Run, column: str, show: Callable[[float], str]) -> str | None:
-    parts = [_range(run, column, show, phase) for phase in PHASES]
-    return "; ".join(part for part in parts if part) or None
+    return "; ".join(filter(None, (_range(run, column, show, phase) for phase in PHASES))) or None
 
 
 def _of_sheet(run: Run, column: str) -> str | None:
@@ -85,10 +70,8 @@ def _counted(run: Run, *, regime: Regime) -> str | None:
 
 
 def _share(run: Run, *, column: str) -> str | None:
-    ratios = (getattr(result, column) / result.latency_s for result in run.measured)
-    shares = [share for share in ratios if not math.isnan(share)]
-    ends = dict.fromkeys(map(percent, (min(shares), max(shares)))) if shares else ()
-    return f"{' to '.join(ends)} of the time" if ends else None
+    ends = _ends((getattr(result, column) / result.latency_s for result in run.measured), percent)
+    return f"{ends} of the time" if ends else None
 
 
 def roofline_words(run: Run) -> str | None:
@@ -120,12 +103,17 @@ def _interval(run: Run) -> str | None:
     return f"half-width {100 * statistics.median(widths):.1f} % at the median cell" if widths else None
 
 
-GLOSSARY = {row.term: row for row in rows_of("glossary.csv", Term)}
-"""Every term by its name: those of data/glossary.csv, the limits of a cell, and the terms of the time breakdown."""
-GLOSSARY |= {label: Term(label, limit.meaning) for label, limit in LIMITS.items()}
-GLOSSARY |= {term.short: Term(term.short, term.meaning) for term in TERMS.values()}
-_TERM_OF = {row.word.lower(): row.term for row in rows_of("synonyms.csv", Synonym)}
-_TERM_OF |= {name.lower(): name for name in GLOSSARY}
+GLOSSARY: dict[str, str] = {
+    **texts_of("glossary.csv"),
+    **{label: limit.meaning for label, limit in LIMITS.items()},
+    **{term.short: term.meaning for term in TERMS.values()},
+}
+"""The meaning of each term: those of data/glossary.csv, the limits of a cell, and the terms of the time breakdown."""
+# Synonyms are words of the field, or of earlier versions.
+_TERM_OF = {
+    **{word.lower(): term for word, term in texts_of("synonyms.csv").items()},
+    **{name.lower(): name for name in GLOSSARY},
+}
 
 _FIGURES: dict[str, Callable[[Run], str | None]] = {
     "prefill": lambda run: _range(run, "latency_s", duration, "prefill"),

@@ -18,8 +18,7 @@ from profiler.report.plots.style import styled
 from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
 from profiler.report.time_breakdown import MOST_BARS_A_PHASE, WORTH_SHOWING, breakdown_bars, terms_of
-from profiler.store.folder import Run
-from profiler.store.writer import replace_file
+from profiler.store.folder import Run, replace_file
 from profiler.units import duration, unbroken, utc_minute
 
 
@@ -51,8 +50,11 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters["unbroken"] = unbroken
-    environment.filters["slug"] = lambda title: re.sub("[^a-z0-9]+", "-", title.lower())
+    environment.filters |= {
+        "duration": duration,
+        "unbroken": unbroken,
+        "slug": lambda title: re.sub("[^a-z0-9]+", "-", title.lower()),
+    }
     return environment
 
 
@@ -83,11 +85,11 @@ def _(block: CellsTable) -> Markup:
 def _(block: BreakdownChart) -> Markup:
     cells = [block.only] if block.only else of_first_engine(block.run)
     bars = sorted(breakdown_bars(cells, MOST_BARS_A_PHASE), key=lambda bar: bar.result.phase)
-    legend, heading = [(TERMS[term], TERMS[term].name) for term in terms_of(bars)], ""
+    legend, heading = [(term, term.name) for term in terms_of(bars)], ""
     if block.only:
         heading, step_s = "Where the time of a token goes: ", block.only.latency_s
         shown = [part for bar in bars for part in bar.segments if abs(part.share) >= WORTH_SHOWING]
-        legend = [(part.look, f"{part.words}, {duration(part.share * step_s)}") for part in shown]
+        legend = [(part.term, f"{part.words}, {duration(part.share * step_s)}") for part in shown]
     return _macro("BreakdownChart", bars=bars, legend=legend, heading=heading)
 
 
@@ -123,15 +125,15 @@ def inline_svg(block: Picture, width_in: float) -> Markup:
     plt.close(figure)
     svg = _LEFT_OUT.sub("", file.getvalue())
     svg = _PAINT.sub(lambda paint: _COLOR.sub(lambda hue: _VARIABLES.get(hue[0], hue[0]), paint[0]), svg)
-    tooltips = block.tooltips if width_in == _WIDE_IN else None
+    tooltips = block.tooltips if width_in == _WIDE_IN else {}
 
     def group(opened: re.Match[str]) -> str:
         """Return the opening tag of a group with its tooltip; ids that nothing names are left out."""
-        tooltip = (tooltips or {}).get(opened[1])
-        if tooltip is None:
+        if opened[1] not in tooltips:
             return opened[0] if f"#{opened[1]}" in svg else "<g>"
-        tab = ' tabindex="0"' if tooltip.reachable else ""
-        return f'<g class="{tooltip.css_class}"{tab}><title>{escape(tooltip.title)}</title>'
+        words, css_class = tooltips[opened[1]]
+        tab = ' tabindex="0"' if opened[1].startswith("cell-") else ""
+        return f'<g class="{css_class}"{tab}><title>{escape(words)}</title>'
 
     [(root, view, width)] = re.findall(r'(<svg [^>]*viewBox="(\S+ \S+ (\d+)[^"]*)"[^>]*>)', svg)
     drawn = re.sub(r'<g id="([^"]*)">', group, svg[svg.index(root) + len(root) :])

@@ -14,7 +14,6 @@ from profiler.report.blocks import (
     Sentences,
     ShellCommand,
     TextTable,
-    Tile,
     Tiles,
     text_table,
 )
@@ -48,14 +47,14 @@ def _tiles(run: Run) -> Tiles:
         return Tiles([], media=HTML)
     if decodes := of_phase(known, "decode"):
         fastest = max(decodes, key=lambda cell: cell.tokens_per_s)
-        tiles.append(Tile(duration(corner.latency_s), "per token", cell_words(corner)))
-        tiles.append(Tile(significant(fastest.tokens_per_s), "tokens/s", cell_words(fastest)))
+        tiles.append((duration(corner.latency_s), "per token", cell_words(corner)))
+        tiles.append((significant(fastest.tokens_per_s), "tokens/s", cell_words(fastest)))
     prefills = [cell for cell in of_phase(known, "prefill") if not math.isnan(cell.ttft_s)]
     if prefills:
         first = min(prefills, key=lambda cell: cell.key.cell != corner.key.cell)
-        tiles.append(Tile(duration(first.ttft_s), "to the first token", cell_words(first)))
+        tiles.append((duration(first.ttft_s), "to the first token", cell_words(first)))
     if corner.attained <= 1:
-        tiles.append(Tile(percent(corner.attained), "of its ceiling", f"{cell_words(corner)}: {corner.regime}"))
+        tiles.append((percent(corner.attained), "of its ceiling", f"{cell_words(corner)}: {corner.regime}"))
     return Tiles(tiles, media=HTML)
 
 
@@ -71,8 +70,12 @@ def _lines_to_copy(run: Run) -> list[ShellCommand]:
 
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.
 _BEFORE = ("starting", "loading")
-_PARTS = {"roofs": "ceilings", "dispatch": "overhead", "changes": "trials"}
-_PARTS |= {name: name for name in ("timing", "replays", "trials")}
+_PARTS = {
+    "roofs": "ceilings",
+    "dispatch": "overhead",
+    "changes": "trials",
+    **{name: name for name in ("timing", "replays", "trials")},
+}
 
 
 def _after_loading_s(run: Run) -> dict[str, float]:

@@ -1,29 +1,22 @@
 """Progress of a run on stderr: bars on a terminal, plain lines elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Self
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from profiler.measure.schedule import Progress as SweepProgress
 from profiler.units import time_left
-
-if TYPE_CHECKING:
-    from profiler.measure.schedule import Progress as SweepProgress
 
 _EVERY_S = 30.0
 _SPINNER = 4
 """Columns of the spinner, and of the gaps next to it and to an empty bar."""
 
 
-class Listener:
+class Listener(AbstractContextManager["Listener"]):
     """Receives the progress of a run, and prints nothing; the base class of the others, and of those of callers."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

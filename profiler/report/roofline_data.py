@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.facts.ceilings import RESIDENT_GAIN, CurvePoint
+from profiler.facts.ceilings import RESIDENT_GAIN
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import weight_read_share
 from profiler.report.selection import selected_cells
-from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
 from profiler.store.operators_csv import OPERATORS_FILE, operator_rows
 from profiler.units import duration, percent, scaled, significant
@@ -79,8 +78,10 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     lines = [CeilingLine("measured", how, bandwidth, peak, dtype=dtype)]
     plateaus = [("until the power limit", burst, dtype)] if (burst := ceilings.full_clock.get(dtype)) else []
     others = [("measured", other.per_s, name) for name, other in ceilings.compute.items() if name != dtype]
-    for what, per_s, name in [*plateaus, *sorted(others, key=lambda other: -other[1])]:
-        lines.append(CeilingLine("other", what, bandwidth, per_s, has_slope=False, dtype=name))
+    lines += [
+        CeilingLine("other", what, bandwidth, per_s, has_slope=False, dtype=name)
+        for what, per_s, name in [*plateaus, *sorted(others, key=lambda other: -other[1])]
+    ]
     if device.datasheet_flops_per_s and device.datasheet_bytes_per_s:
         sheet = device.datasheet_bytes_per_s, device.datasheet_flops_per_s
         lines.append(CeilingLine("datasheet", "datasheet (dense)", *sheet))
@@ -89,16 +90,11 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     if ceilings.weights and (share := weight_read_share(ceilings.ceilings)) != 1.0:
         weights_per_s = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
         slopes.append(("other", "the model's own weights", weights_per_s))
-    slopes += [("cache", f"a cache, at {at.nbytes >> 20} MiB", at.bytes_per_s) for at in cache_levels(ceilings)]
+    # Of caches, the fastest point of the curve and the largest one that they serve.
+    cached = [at for at in ceilings.curve if at.bytes_per_s > RESIDENT_GAIN * ceilings.ceilings.memory_bytes_per_s]
+    levels = dict.fromkeys([*sorted(cached, key=lambda at: -at.bytes_per_s)[:1], *cached[-1:]])
+    slopes += [("cache", f"a cache, at {at.nbytes >> 20} MiB", at.bytes_per_s) for at in levels]
     return lines + [CeilingLine(*slope, peak, has_plateau=False) for slope in slopes]
-
-
-def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
-    """Return the fastest point of the curve and the largest one served by a cache; empty if no size is faster."""
-    memory = ceilings.ceilings.memory_bytes_per_s
-    cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * memory]
-    fastest = sorted(cached, key=lambda point: -point.bytes_per_s)[:1]
-    return list(dict.fromkeys([*fastest, *cached[-1:]]))
 
 
 def point_words(result: CellResult) -> str:

@@ -39,11 +39,8 @@ def _size(cell: CellResult) -> tuple[int, int, int]:
 
 def selected_cells(run: Run) -> list[CellResult]:
     """Return the smallest and the largest measured cell of each phase of the first engine, decode first."""
-    selected: list[CellResult] = []
-    for phase in reversed(PHASES):
-        ordered = sorted(of_phase(of_first_engine(run), phase), key=_size)
-        selected += ordered if len(ordered) < 2 else [ordered[0], ordered[-1]]
-    return selected
+    ordered = sorted(of_first_engine(run), key=_size)
+    return [cell for phase in reversed(PHASES) for cell in evenly(of_phase(ordered, phase), 2)]
 
 
 def smallest_known(run: Run) -> CellResult | None:

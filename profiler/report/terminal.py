@@ -73,10 +73,9 @@ def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
     width = min(WIDTH, default.width) if default.is_terminal else WIDTH
     if (columns := os.environ.get("COLUMNS") or "").isdecimal():
         width = max(_LEAST, int(columns))
-    if plain:
-        ascii_stream: Any = _Ascii(stream or sys.stdout)
-        return Console(file=ascii_stream, width=width, color_system=None, highlight=False, markup=False, emoji=False)
-    return Console(file=stream, width=width, markup=False, emoji=False)
+    file: Any = _Ascii(stream or sys.stdout) if plain else stream
+    colors: Literal["auto"] | None = None if plain else "auto"
+    return Console(file=file, width=width, color_system=colors, highlight=not plain, markup=False, emoji=False)
 
 
 class UnbrokenText:

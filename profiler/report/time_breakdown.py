@@ -11,7 +11,7 @@ from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS, Term
 from profiler.judge.cells import CellResult
 from profiler.judge.module_times import GroupTime
-from profiler.report.blocks import FULL, HTML, Block, BreakdownChart, Lines, Picture, Section, TextTable, text_table
+from profiler.report.blocks import FULL, HTML, BreakdownChart, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
@@ -28,19 +28,15 @@ MOST_BARS_A_PHASE = 8
 class Segment:
     """One term of a bar, in shares of the cell's time."""
 
-    term: str
+    term: Term
     share: float
     """Negative where a ceiling is too low or a count too high."""
     start: float
     """The left end of the segment; negative terms extend to the left of zero."""
 
     @property
-    def look(self) -> Term:
-        return TERMS[self.term]
-
-    @property
     def words(self) -> str:
-        return f"{self.look.short} {percent(self.share)}"
+        return f"{self.term.short} {percent(self.share)}"
 
     @property
     def end(self) -> float:
@@ -57,20 +53,12 @@ class BreakdownBar:
     def segments(self) -> list[Segment]:
         """A segment per term; those above zero follow each other to the right, those below it to the left."""
         segments, above, below = [], 0.0, 0.0
-        for term in TERMS:
-            share = getattr(self.result, term) / self.result.latency_s
+        for column, term in TERMS.items():
+            share = getattr(self.result, column) / self.result.latency_s
             below += min(share, 0.0)
             segments.append(Segment(term, share, below if share < 0 else above))
             above += max(share, 0.0)
         return segments
-
-    @property
-    def name(self) -> str:
-        return self.result.key.name
-
-    @property
-    def time(self) -> str:
-        return duration(self.result.latency_s)
 
     @property
     def below_zero(self) -> str:
@@ -93,10 +81,10 @@ def why_no_bar(result: CellResult) -> str:
     return ""
 
 
-def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
+def terms_of(bars: Sequence[BreakdownBar]) -> list[Term]:
     """Return the terms that occur in any of these bars, in the order of TERMS."""
     shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
-    return [term for term in TERMS if term in shown]
+    return [term for term in TERMS.values() if term in shown]
 
 
 def breakdown(run: Run) -> Section | None:
@@ -119,24 +107,19 @@ def _(block: BreakdownChart, console: Console) -> None:
     cells = of_first_engine(block.run)
     bars = breakdown_bars(cells, most_a_phase)
     if bars and console.color_system and not console.no_color and console.encoding.startswith("utf"):
-        _print_bars(bars, console)
+        legend = Text(f"{_TITLE}: ")
+        for number, term in enumerate(terms_of(bars)):
+            legend.append(", " if number else "").append(_BLOCK, style=term.screen_color).append(f" {term.short}")
+        console.print(legend)
+        widest = max(len(bar.result.key.name) for bar in bars)
+        for bar in bars:
+            console.print(Text(f"{bar.result.key.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
     elif bars:
         console.print(rich_table(shares_table(bars, most_terms)))
     without = [f"{cell.key.name} {why}" for cell in cells if (why := why_no_bar(cell))]
     if without:
         line = f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"
         console.print(UnbrokenText(line, "dim"))
-
-
-def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
-    legend = Text(f"{_TITLE}: ")
-    for number, term in enumerate(terms_of(bars)):
-        legend.append(", " if number else "").append(_BLOCK, style=TERMS[term].screen_color)
-        legend.append(f" {TERMS[term].short}")
-    console.print(legend)
-    widest = max(len(bar.name) for bar in bars)
-    for bar in bars:
-        console.print(Text(f"{bar.name:<{widest}} ").append(bar_text(bar)).append(f" {bar.below_zero}"))
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
@@ -146,7 +129,7 @@ def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) ->
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
         kept = [item for rank, item in enumerate(ranked) if not most_terms or rank < most_terms or item.share < 0]
-        rows.append([bar.name, ", ".join(segment.words for segment in kept)])
+        rows.append([bar.result.key.name, ", ".join(segment.words for segment in kept)])
     return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
 
@@ -157,7 +140,7 @@ def bar_text(bar: BreakdownBar) -> Text:
     for segment in bar.segments:
         if segment.share > 0:
             start, end = (round(_BAR_WIDTH * at / whole) for at in (segment.start, segment.end))
-            text.append(_BLOCK * (end - start), style=TERMS[segment.term].screen_color)
+            text.append(_BLOCK * (end - start), style=segment.term.screen_color)
     return text
 
 
@@ -179,13 +162,13 @@ def terms_table(run: Run) -> TextTable:
 
 def inside(run: Run) -> Section:
     """The operators under the ceiling, the module groups of a step, its kernels and gaps."""
-    blocks: list[Block] = [module_groups(run), Lines(activity_lines(run))]
-    if group_points(run):
-        alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
-        blocks.insert(0, Picture("operators", alt, (run,)))
+    alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
+    pictures = [Picture("operators", alt, (run,))] if group_points(run) else []
     cells = "the smallest and the largest cell of each phase"
     note = f"{cells}; modules timed with hooks, kernels replayed or traced, all in separate passes"
-    return Section("Inside a step", blocks, note, FULL, folded=True)
+    return Section(
+        "Inside a step", [*pictures, module_groups(run), Lines(activity_lines(run))], note, FULL, folded=True
+    )
 
 
 def module_groups(run: Run) -> TextTable:
@@ -197,7 +180,7 @@ def module_groups(run: Run) -> TextTable:
     for phase in PHASES:
         of_phase = [key for key in groups if key.phase == phase]
         keys = sorted(of_phase, key=lambda key: key.cell.batch_size * key.cell.depth)
-        for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
+        for key in evenly(keys, 2):
             step_s, own_s = groups[key][0].step_s, run.by_key()[key].latency_s
             starts.append(len(rows))
             rows.append([key.name, duration(step_s), f"hooks {100 * (step_s / own_s - 1):+.1f} %", *[""] * 4])
@@ -227,9 +210,11 @@ def activity_lines(run: Run) -> list[str]:
         kernels = [f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest]
         lines += [f"longest in {item.key.name}: {', '.join(kernels)}"] if kernels else []
     lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
-    for name, skips in document.engine.graph_skips.items():
-        pieces = several(skips, "compiled piece runs", "compiled pieces run")
-        lines += [f"{name}: {pieces} without a CUDA graph"] if skips else []
+    lines += [
+        f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"
+        for name, skips in document.engine.graph_skips.items()
+        if skips
+    ]
     if lines and on_cuda:
         command = f"{document.command} --breakdown"
         lines.append(f"with NVTX ranges per group: nsys profile --trace=cuda,nvtx -o step {command}")

@@ -1,21 +1,49 @@
-"""The facts of a running job; each is on disk before it is used."""
+"""The facts of a running job, each on disk before it is used; run.json before the first measurement."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 
+from profiler import __version__
+from profiler.device.clock import instrument_s
+from profiler.device.device import software
 from profiler.device.machine import Machine
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.measurements import CellPeak, PredictedPeaks
 from profiler.facts.operators import OperatorWork
-from profiler.facts.run_facts import Facts
+from profiler.facts.overhead import OverheadSamples, overhead_of, overhead_seconds
+from profiler.facts.run_facts import DeviceFacts, Facts
 from profiler.grid.cells import DEFAULT_ENGINE, Cell, CellKey
+from profiler.json_document import view
 from profiler.judge.cells import CellResult
 from profiler.judge.judge_run import break_down_run, time_run
+from profiler.loading.request import dtype_name
 from profiler.measure.subject import Subject
+from profiler.run.stages import Stages
 from profiler.run.validate import PreparedRun
-from profiler.store.document import RunDocument
-from profiler.store.folder import facts_of, read_document, read_gathered, refuse_another
-from profiler.store.writer import RunStore, write_cells, write_config, write_document, write_operators
+from profiler.run.warnings import device_warnings, model_warnings
+from profiler.store.document import (
+    SCHEMA_VERSION,
+    CeilingsRecord,
+    CountingRecord,
+    EngineRecord,
+    GridRecord,
+    HealthRecord,
+    RunDocument,
+)
+from profiler.store.folder import (
+    RunStore,
+    facts_of,
+    read_document,
+    read_gathered,
+    refuse_another,
+    write_cells,
+    write_config,
+    write_document,
+    write_operators,
+)
 
 # Writing the table during a sweep may take this share of its wall time.
 _TABLE_SHARE = 0.05
@@ -42,7 +70,7 @@ class FactLog:
     def add(self, fact: Fact) -> None:
         """Append a fact to samples.jsonl, then merge it."""
         self.store.append(fact)
-        self.gathered.add(fact)
+        fact.merge_into(self.gathered)
 
     def extend(self, facts: Iterable[Fact]) -> None:
         """Append facts, each as soon as it is measured."""
@@ -67,14 +95,84 @@ class FactLog:
         self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)
 
 
+def opening(
+    prepared: PreparedRun,
+    subject: Subject,
+    ceilings: Ceilings,
+    overhead: Sequence[OverheadSamples],
+    stages: Stages,
+    *,
+    idle_power_w: float | None,
+) -> RunDocument:
+    """Return run.json as it is before anything was timed: model, device, software, ceilings, grid and warnings."""
+    machine, grid = subject.machine, prepared.grid
+    warnings = list(prepared.warnings)
+    with stages.optional("the check of device and model", "some warnings may be missing"):
+        warnings += device_warnings(machine.info)
+        warnings += model_warnings(subject, ceilings)
+    health = HealthRecord(idle_power_w=idle_power_w)
+    with stages.optional("the device's settings", "they are not stored with the run"):
+        health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
+    clock_s = stages.tried(
+        "the overhead of a time mark", "it is not stored with the run", partial(instrument_s, machine.clock)
+    )
+    info, sheet, dtype = machine.info, machine.info.datasheet, dtype_name(subject.request.dtype)
+    by_step = {(item.engine, item.phase, item.batch_size): overhead_of(item) for item in overhead}
+    return RunDocument(
+        schema_version=SCHEMA_VERSION,
+        roofscope=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=prepared.command,
+        model=subject.model_facts(),
+        device=view(
+            DeviceFacts,
+            info,
+            datasheet=sheet.gpu if sheet else None,
+            datasheet_flops_per_s=sheet.peak_flops_per_s(dtype) if sheet else None,
+            datasheet_bytes_per_s=sheet.bandwidth_bytes_per_s if sheet else None,
+        ),
+        software=software(),
+        ceilings=view(
+            CeilingsRecord,
+            ceilings,
+            full_clock={},
+            memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
+            overhead_s=overhead_seconds(by_step),
+        ),
+        grid=view(
+            GridRecord,
+            grid,
+            prompts=prepared.prompts.name,
+            prompts_digest=prepared.prompts.digest,
+            larger=prepared.larger,
+        ),
+        engine=EngineRecord(
+            names=grid.engines,
+            budget_s=prepared.options.budget_s,
+            instrument_s_per_step=clock_s,
+            generate=tuple(name for name, engine in subject.engines.items() if engine.calls_generate),
+            replay_as_graph=tuple(name for name, engine in subject.engines.items() if engine.replays_as_graph),
+            owned={name: engine.owned for name, engine in subject.engines.items() if engine.owned},
+        ),
+        counting=CountingRecord(
+            coverage=subject.work.coverage,
+            unknown=subject.work.unknown,
+            paths={f"{engine} {phase}": path for (engine, phase), path in subject.paths.items()},
+        ),
+        health=health,
+        looked_inside=prepared.options.breakdown or prepared.options.trace,
+        set_up_warnings=tuple(warnings),
+        warnings=tuple(warnings),
+    )
+
+
 def open_log(
     prepared: PreparedRun, store: RunStore, document: RunDocument, subject: Subject, known: Sequence[Fact]
 ) -> FactLog:
     """Return the log of a folder and of its earlier part. Raises RunError if that is of another device or model."""
     gathered = MergedFacts()
     if prepared.resumed:
-        earlier = read_document(prepared.out)
-        refuse_another(earlier, document)
+        refuse_another(read_document(prepared.out), document)
         gathered = read_gathered(prepared.out)
     write_document(store.folder, document)
     config: dict[str, object] = prepared.config.to_dict()

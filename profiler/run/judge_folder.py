@@ -17,8 +17,15 @@ from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.predict.published_efficiency import compiled_step_s
 from profiler.store.document import SCHEMA_VERSION, ActivityRecord, ExpertsRecord
-from profiler.store.folder import Run, read_document, read_facts, read_gathered
-from profiler.store.writer import write_cells, write_document, write_operators
+from profiler.store.folder import (
+    Run,
+    read_document,
+    read_facts,
+    read_gathered,
+    write_cells,
+    write_document,
+    write_operators,
+)
 from profiler.units import duration
 
 

@@ -17,14 +17,11 @@ from profiler.judge.demand import cells_of_disturbed_overhead, cells_of_disturbe
 from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, setting_of, time_run
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
-from profiler.measure.drafting import measure_drafts
-from profiler.measure.generate import time_generate
+from profiler.measure.answers import check_quality, measure_drafts
+from profiler.measure.inside import experts_touched, hook_cell, time_generate, trace_cell
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
 from profiler.measure.linears import time_formats
-from profiler.measure.module_hooks import experts_touched, hook_cell
-from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
-from profiler.measure.trace import trace_cell
 from profiler.measure.trials import circumstances_here
 from profiler.measure.trials import try_changes as trials_of
 from profiler.roofs.measure import remeasure_ceilings
@@ -33,7 +30,6 @@ from profiler.run.options import DEFAULT_NEW_TOKENS
 from profiler.run.setup import Pace, overhead_of_model
 from profiler.run.stages import Guard, RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
-from profiler.store.document import RunDocument
 
 # Kernels that were disturbed are replayed again at most this often, each time in this share of the replays' time.
 _MOST_REPEATS = 2
@@ -63,8 +59,6 @@ class Session:
 
     prepared: PreparedRun
     subject: Subject
-    document: RunDocument
-    """run.json as it was before the first measurement."""
     ledger: FactLog
     stages: Stages
     budget: RunBudget
@@ -82,7 +76,7 @@ def explain_cells(session: Session) -> None:
         with session.stages.optional("the second measurement of the ceilings", "cells are judged by the first"):
             ceilings, dtype = session.ledger.facts.ceilings, dtype_name(session.subject.request.dtype)
             session.ledger.add(remeasure_ceilings(session.subject.machine, ceilings, dtype, ceiling_s))
-    if session.subject.loaded.offloaded:
+    if session.subject.loaded.offloaded_bytes:
         return
     timed, engines = session.ledger.gathered.repetitions, session.subject.engines
     measured = [cell for cell in session.prepared.grid.cells if cell in timed and not engines[cell.engine].owned]
@@ -90,10 +84,9 @@ def explain_cells(session: Session) -> None:
         return
     _replay(session, measured)
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
-        budget_s = session.budget.part_s(RunPart.GENERATE)
-        session.ledger.extend(time_generate(session.subject, measured, budget_s))
+        session.ledger.extend(time_generate(session.subject, measured, session.budget.part_s(RunPart.GENERATE)))
     options = session.prepared.options
-    is_alone = session.document.ranks == 1  # the other ranks take part in steps of the sweep only
+    is_alone = session.ledger.document.ranks == 1  # the other ranks take part in steps of the sweep only
     if session.subject.machine.is_cuda and is_alone and not (options.breakdown or options.trace):
         with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
             latencies_s = session.ledger.facts.medians_s()
@@ -111,7 +104,7 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         for _ in range(_MOST_REPEATS):
             if session.budget.whole or session.budget.left_s:
                 _repeat_parts(session, measured)
-        if session.document.ranks == 1:  # at row counts between those of the cells forecasts need not guess then
+        if session.ledger.document.ranks == 1:  # at row counts between those of the cells forecasts need not guess then
             known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
             keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
             ceilings = session.ledger.facts.ceilings
@@ -171,8 +164,8 @@ def try_changes(session: Session, budget_s: float) -> None:
     """Try changes on this machine for so long, unless that is too short to learn anything."""
     subject, ledger = session.subject, session.ledger
     engine = next(iter(subject.engines))
-    can_try = engine in (DEFAULT_ENGINE, GenerateEngine.name) and not subject.loaded.offloaded
-    if budget_s < _TRIALS_LEAST_S or not can_try or session.document.ranks > 1:
+    can_try = engine in (DEFAULT_ENGINE, GenerateEngine.name) and not subject.loaded.offloaded_bytes
+    if budget_s < _TRIALS_LEAST_S or not can_try or session.ledger.document.ranks > 1:
         return
     session.stages.begin("trials", "trying changes: their lines, before and after")
     count = len(session.fallbacks)
@@ -181,7 +174,6 @@ def try_changes(session: Session, budget_s: float) -> None:
         session.stages.miss(f"trying {change}", describe_error(error), "this change has no trial")
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
-        trials = [trial for of_cell in ledger.gathered.trials.values() for trial in of_cell]
         latencies_s = {key: time_s for key, time_s in ledger.facts.medians_s().items() if key.cell.engine == engine}
         tried = trials_of(
             subject,
@@ -190,7 +182,7 @@ def try_changes(session: Session, budget_s: float) -> None:
             possible_changes(circumstances_here(subject, circumstances_of(ledger.facts))),
             budget_s,
             on_failure,
-            earlier=trials,
+            earlier=[trial for of_cell in ledger.gathered.trials.values() for trial in of_cell],
             savings_s=promised_s(judge_run(ledger.facts).judged, setting_of(ledger.facts)),
         )
         ledger.extend(tried)
@@ -201,7 +193,13 @@ def compare_formats(session: Session) -> None:
     """Time the linears of a step in each format, without the host."""
     subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
     owned = any(engine.owned for engine in subject.engines.values())
-    if session.prepared.options.no_trials or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
+    if (
+        session.prepared.options.no_trials
+        or known
+        or owned
+        or subject.loaded.offloaded_bytes
+        or session.ledger.document.ranks > 1
+    ):
         return
     with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
         room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
@@ -213,7 +211,7 @@ def compare_formats(session: Session) -> None:
 def search_unexplained(session: Session) -> None:
     """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
-    if session.subject.loaded.offloaded:
+    if session.subject.loaded.offloaded_bytes:
         return
     unexplained = stages.tried(*_SEARCH, lambda: break_down_run(time_run(ledger.facts)).unexplained) or ()
     deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
@@ -244,7 +242,7 @@ def skip_the_rest(session: Session) -> tuple[Cell, ...]:
 def measure_options(session: Session) -> None:
     """Measure what options add to the sweep; a trace is written into the run's folder."""
     folder, options, subject = session.prepared.out, session.prepared.options, session.subject
-    if (options.breakdown or options.trace) and not subject.loaded.offloaded:
+    if (options.breakdown or options.trace) and not subject.loaded.offloaded_bytes:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owned):
             with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):

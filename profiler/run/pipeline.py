@@ -15,17 +15,17 @@ from profiler.device.contention import Neighbours
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
-from profiler.errors import DeviceError, RequestError, near_misses
+from profiler.errors import DeviceError, RankError, RequestError, near_misses
 from profiler.facts.measurements import Readings
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
+from profiler.grid.cells import Cell
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.schedule import Progress, Schedule, corners
 from profiler.measure.sweep import RepetitionContext, Sweep, sweep
 from profiler.report.progress import Listener
-from profiler.run.document import closing, opening
-from profiler.run.fact_log import open_log
+from profiler.run.fact_log import open_log, opening
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import (
     Session,
@@ -50,8 +50,7 @@ from profiler.run.setup import (
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun, prepare
 from profiler.store.document import RunDocument
-from profiler.store.folder import Run
-from profiler.store.writer import RunStore, write_document
+from profiler.store.folder import Run, RunStore, write_document
 from profiler.units import several
 
 IDLE_POWER = "reading the idle device's power", "its idle power is unknown"
@@ -100,7 +99,6 @@ def execute(prepared: PreparedRun, listener: Listener, *, spent_s: float = 0.0, 
 class Ending:
     """How the measuring of a run ended."""
 
-    document: RunDocument
     stages: Stages
     error: KeyboardInterrupt | DeviceError | None = None
 
@@ -108,24 +106,44 @@ class Ending:
 @contextmanager
 def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
     """Context manager of the measuring, which Ctrl-C or a lost device ends; what was measured is in run.json then."""
-    ending = Ending(session.document, session.stages)
+    ending = Ending(session.stages)
     try:
         yield ending
     except (DeviceError, KeyboardInterrupt) as error:
         ending.error = error
     unreached = skip_the_rest(session) if ending.error is None else ()
-    ending.document = closing(session, ending.error, unreached)
-    write_document(session.prepared.out, ending.document)
+    write_document(session.prepared.out, closing(session, ending.error, unreached))
+
+
+def closing(session: Session, ended: BaseException | None, unreached: tuple[Cell, ...]) -> RunDocument:
+    """Return run.json with what is known only at the end; `ended` ended the measuring before its time."""
+    document, stages = session.ledger.document, session.stages
+    engines, source = session.subject.engines, session.subject.machine.source
+    breaks = {name: engine.graph_breaks for name, engine in engines.items() if engine.graph_breaks is not None}
+    skips = {name: engine.graph_skips for name, engine in engines.items() if engine.graph_skips is not None}
+    for why in dict.fromkeys(source.failures.values()):
+        names = ", ".join(name for name, reason in source.failures.items() if reason == why)
+        stages.miss("telemetry", why, f"{names} cannot be read")
+    return replace(
+        document,
+        grid=replace(document.grid, unreached=unreached),
+        engine=replace(document.engine, graph_breaks=breaks, graph_skips=skips),
+        health=replace(document.health, not_seen=source.missing),
+        missing=tuple(stages.missing),
+        fallbacks=tuple(session.fallbacks),
+        stage_s={name: round(seconds, 3) for name, seconds in stages.spent_s().items()},
+        ended_by=str(ended or ""),
+    )
 
 
 def report(ending: Ending, folder: Path) -> Run:
     """Judge what was measured and write the report, then raise what ended the measuring."""
-    error, document = ending.error, ending.document
+    error = ending.error
     if error:
         clear_frames(error.__traceback__)  # they hold the session, whose model's memory judging needs
     run = judge_folder(folder, finished=error is None)
-    if not isinstance(error, DeviceError) or error.time_to_report:
-        run = _write_report(run, document, ending.stages)
+    if not isinstance(error, RankError):  # torchrun waits for this process to end
+        run = _write_report(run, ending.stages)
     if error:
         raise error
     return run
@@ -154,7 +172,7 @@ def set_up(
     overhead = overhead_of_model(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
     document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
     ledger = open_log(prepared, store, document, subject, [ceilings, *overhead, *(contention or ())])
-    return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)
+    return Session(prepared, subject, ledger, stages, budget, pace, neighbours, fallbacks)
 
 
 def grid_of(prepared: PreparedRun, listener: Listener) -> PreparedRun:
@@ -246,8 +264,8 @@ def _log(session: Session, outcome: Repetition | Gap, watch: Watch) -> None:
     stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
 
 
-def _write_report(run: Run, document: RunDocument, stages: Stages) -> Run:
-    """Write the report. If that fails, `document` names it, and the run is judged once more with it."""
+def _write_report(run: Run, stages: Stages) -> Run:
+    """Write the report. If that fails, run.json names it, and the run is judged once more with it."""
     stages.listener.stage("writing the report")
     # Imported late: plotting libraries hold 100 MB, which the ceilings' buffers need.
     from profiler.report.html import write_report
@@ -255,7 +273,7 @@ def _write_report(run: Run, document: RunDocument, stages: Stages) -> Run:
     with stages.optional("report.html", "the file is left out"):
         write_report(run)
         return run
-    write_document(run.folder, replace(document, missing=tuple(stages.missing)))
+    write_document(run.folder, replace(run.document, missing=tuple(stages.missing), finished=False))
     return judge_folder(run.folder, finished=run.document.finished)
 
 

@@ -18,8 +18,7 @@ from profiler.report.glossary import roofline_words
 from profiler.report.html import html_page
 from profiler.report.overview import NO_NUMBER, end_lines
 from profiler.report.selection import of_phase
-from profiler.store.folder import Run
-from profiler.store.writer import replace_file
+from profiler.store.folder import Run, replace_file
 from profiler.units import duration, percent, scaled, significant, utc_minute
 
 PRECISION_COLUMNS = ("precision", "dtype", "memory", "saved", "decode", "dequantising", "tok/s", "regime")

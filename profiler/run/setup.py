@@ -38,8 +38,7 @@ from profiler.measure.sweep import WarmUp, warm_up
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.roofs.bandwidth import measure_links, measure_weights
-from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
-from profiler.roofs.measure import cached, measure
+from profiler.roofs.measure import PROBE_BYTES, DriftProbe, cached, measure
 from profiler.roofs.sampler import attempt
 from profiler.run.fact_log import FactLog
 from profiler.run.stages import Guard, RunBudget, RunPart, Stages
@@ -215,7 +214,7 @@ class Pace:
             return continued_s
         work, dtype = self.subject.work, dtype_name(self.subject.request.dtype)
         ceilings = self.ceilings.ceiling_set(self.subject.machine.device.type)
-        return max(continued_s, floor_under(work, Step.of(key), ceilings, dtype).total_s / _USUAL_ATTAINED)
+        return max(continued_s, float(floor_under(work, Step.of(key), ceilings, dtype).floor_s) / _USUAL_ATTAINED)
 
 
 def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, budget: RunBudget) -> Pace:

@@ -116,7 +116,6 @@ class RunBudget:
     effort: Effort
     whole: bool = False
     without: Collection[RunPart] = ()
-    """Parts that the run does not have."""
     further_runs: int = 0
     """Runs of the same command that follow, each about as long."""
 

@@ -25,8 +25,7 @@ from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.prompts import Prompts, load_tokenizer, read_prompts
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
 from profiler.loading.source import ModelSource, check_weights, resolve, resolve_weights
-from profiler.measure.drafting import Draft, draft_of
-from profiler.measure.quality import text_ids
+from profiler.measure.answers import Draft, draft_of, text_ids
 from profiler.options import flag_of, listed
 from profiler.quant.registry import FORMATS, QuantOptions, check_quant, known_quant
 from profiler.run.options import DEFAULT_MODEL, DEFAULT_NEW_TOKENS, Options

@@ -22,10 +22,36 @@ from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import DoublingTest
+from profiler.units import each_text, visible
 
 SCHEMA_VERSION = 7
 OLDEST_SCHEMA = 6
 """The oldest version that is still read; its keys that left are ignored."""
+_NAMES_NOW = {
+    "above-roof": "above-ceiling",
+    "avoidable_bytes": "redundant_bytes",
+    "avoidable_bytes_by_cause": "redundant_bytes_by_cause",
+    "avoidable_flops_by_cause": "redundant_flops_by_cause",
+    "avoidable_s": "redundant_s",
+    "dispatch_s": "overhead_s",
+    "int32 matmuls": "int32 results",
+    "int32 products": "int32 results",
+    "kernel-bound": "slow-kernels",
+    "levers": "changes",
+    "roof": "ceiling",
+    "roof_s": "ceiling_s",
+    "visits": "repetitions",
+}
+"""Keys and values of run.json, samples.jsonl and operators.csv, and columns of the CSV files, before 0.5.0."""
+
+
+def name_now(name: str) -> str:
+    return _NAMES_NOW.get(name, name)
+
+
+def content_now(content: Any) -> Any:
+    """Return parsed JSON with the names of today, and with texts that are safe to show."""
+    return each_text(content, lambda text: name_now(visible(text)))
 
 
 @dataclass(frozen=True)
@@ -248,10 +274,9 @@ class RunDocument:
 
 
 RUN_DOCUMENT = TypeAdapter(RunDocument)
-_NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
     "ceilings": {
-        **dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES),
+        **{name: {"__all__": {"seconds"}} for name in ("compute", "memory", "links")},
         "weights": {"ceiling": {"seconds"}},
         "host": {"seconds"},
     }

@@ -12,7 +12,7 @@ from profiler.errors import RunError
 from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
-from profiler.store.old_names import content_now, name_now
+from profiler.store.document import content_now, name_now
 from profiler.units import each_text, visible
 
 OPERATORS_FILE = "operators.csv"
@@ -41,7 +41,6 @@ OPERATOR_COLUMN_MEANINGS = {
     "gemms": "Matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
-"""The columns of operators.csv, in their order."""
 _PHASES: dict[str, Phase] = {phase: phase for phase in PHASES}
 _AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes")
 

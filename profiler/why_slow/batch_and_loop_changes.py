@@ -124,10 +124,14 @@ def stacking_change(group: CallGroup) -> Candidate | None:
     if len(shapes) > 1 or any(len(value) != 1 for value in tensors[0]):
         return None
     chosen = evenly(found, _most_together(group))
-    given = [noted.arguments for _, noted in chosen]
-    whole = tree_map(lambda *rows: torch.cat(rows) if hasattr(rows[0], "shape") else rows[0], *given)
-    evidence = f"{len(found)} {name} of one shape are passed one by one"
-    return _in_one_call(group, evidence, f"stack {len(chosen)} of them into one batch", chosen, whole)
+    whole = tree_map(
+        lambda *rows: torch.cat(rows) if hasattr(rows[0], "shape") else rows[0],
+        *(noted.arguments for _, noted in chosen),
+    )
+    return _in_one_call(
+        group, f"{len(found)} {name} of one shape are passed one by one",
+        f"stack {len(chosen)} of them into one batch", chosen, whole,
+    )  # fmt: skip
 
 
 def paged_batch_change(group: CallGroup) -> Candidate | None:
@@ -141,9 +145,11 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
     chosen = evenly(found, _MOST_IN_A_BATCH)
     prompts = [prompt for _, noted in chosen for prompt in noted.named["inputs"]]
     whole: Arguments = ((), {**chosen[0][1].named, "inputs": prompts})
-    evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
-    change = f"pass {len(prompts)} of them, or all, to one generate_batch"
-    return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)
+    changed = _in_one_call(
+        group, f"{len(found)} prompts are passed one by one, each to a generate_batch of its own",
+        f"pass {len(prompts)} of them, or all, to one generate_batch", chosen, whole,
+    )  # fmt: skip
+    return replace(changed, alone=True)
 
 
 def _in_one_call(
@@ -208,8 +214,11 @@ def prefix_change(group: CallGroup) -> Candidate | None:
     changed = [repeat(noted, after, model, filled=kept) for after, (_, noted, _) in zip(continued, chosen, strict=True)]
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
     # By a negative number: transformers 5.23 refuses the length that remains.
-    crop = ", cut to the n tokens that both share: past_key_values.crop(n - past_key_values.get_seq_length())"
-    crop = "" if _continue_each_other(prompts) else crop
+    crop = (
+        ""
+        if _continue_each_other(prompts)
+        else ", cut to the n tokens that both share: past_key_values.crop(n - past_key_values.get_seq_length())"
+    )
     return group.candidate(
         "shared-prefix",
         f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",
@@ -255,9 +264,11 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
             for args, named in map(_of_the_last_token, later):
                 found = model(*args, **(named | more | ({} if plain else {name: cache_of(found)})))
 
-    change = f"{passed(more)}, and later {name} with only the new token"
-    if plain:
-        change = "keep the keys and values of earlier tokens, and pass only the new token"
+    change = (
+        "keep the keys and values of earlier tokens, and pass only the new token"
+        if plain
+        else f"{passed(more)}, and later {name} with only the new token"
+    )
     steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     return group.candidate(
         "cache-off", f"each of {len(group.calls)} forwards computes the whole prompt again, which grows by one token",
@@ -284,7 +295,7 @@ def _of_the_last_token(arguments: Arguments) -> Arguments:
 
 def without_reads(group: CallGroup) -> Candidate | None:
     """A change that leaves out the reads on the host that follow each forward of a loop; None if there are none."""
-    reads = group.recorder.reads.after(group.call.where)
+    reads = group.recorder.reads_after(group.call.where)
     if not reads:
         return None
     read, pairs, most = reads[0], group.repeatable, effort.STANDARD.script_calls // 2

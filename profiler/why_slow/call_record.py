@@ -7,22 +7,22 @@ import functools
 import sys
 import sysconfig
 import threading
+import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from profiler.device.clock import Clock
 from profiler.device.contention import own_s
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
+from profiler.why_slow.watched_calls import Watched
 
 if TYPE_CHECKING:
     from profiler.why_slow.read_logits import LogitsRead
     from profiler.why_slow.torch_context import TorchContext
-    from profiler.why_slow.watched_calls import Watched
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -68,11 +68,9 @@ class CallRecord:
     prompt_s: float = 0.0
     failed: str = ""
     read: LogitsRead | None = None
-    """The positions of its logits that were read; None if unknown."""
     autocast: tuple[int, str] = (0, "")
     """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
-    """The attention of a plain model's forward; None if none was seen."""
 
     @property
     def kind(self) -> CallKind:
@@ -152,7 +150,6 @@ class Thread(threading.local):
     """The parts, the innermost last: a model's call, a forward within it, a tokenizer, a load, a read of a tensor."""
     noted: CallRecord | None = None
     autocast: tuple[int, str] = (0, "")
-    """As in `CallRecord`."""
     last: str = ""
     """The line of the latest call of a model."""
 
@@ -188,11 +185,9 @@ def users_line() -> str:
 
     Without such a line it is `a library's own code`.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         if file := users_file(frame.f_code.co_filename):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{file}:{line}"
     return _STARTED_AT.get(threading.current_thread(), _NO_LINE)
 
 

@@ -11,13 +11,13 @@ import torch
 from profiler.errors import describe_error
 from profiler.patching import patched, switched
 from profiler.units import several
-from profiler.why_slow import batch_and_loop_changes, weight_changes
+from profiler.why_slow import batch_and_loop_changes, model_changes
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.observations import Call
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import ALL_KERNELS
+from profiler.why_slow.watched_calls import GENERATE_BATCH
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,10 @@ def candidates(group: CallGroup, untried: Untried) -> Iterator[Candidate]:
     """The changes that apply to a group of calls; `untried` gets those that cannot be tried, and the reason."""
     for change in CHANGES:
         try:
-            candidate = change.trial(group) if change.applies(group) else None
+            if change.applies(group) and (candidate := change.trial(group)) is not None:
+                yield candidate
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without this change
             untried.add(f"{change.id} ({group.call.where})", describe_error(error))
-            continue
-        if candidate is not None:
-            yield candidate
 
 
 def _switch(
@@ -94,10 +92,10 @@ def _cores() -> int:
 
 
 def _runs_experts_in_turn(group: CallGroup) -> bool:
-    if group.settings.experts != "eager":
-        return False
-    config = group.model.config.get_text_config()
-    return any(getattr(config, name, 0) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return group.settings.experts == "eager" and any(
+        getattr(group.model.config.get_text_config(), name, 0) for name in names
+    )
 
 
 def _unread_logits(group: CallGroup) -> Candidate | None:
@@ -143,7 +141,7 @@ CHANGES = (
         "the model is in train mode", "call model.eval() after loading",
         lambda group: _in_eval_mode(group.model),
     ),
-    Change("frozen-weights", lambda group: not group.settings.gradients, weight_changes.frozen_weights),
+    Change("frozen-weights", lambda group: not group.settings.gradients, model_changes.frozen_weights),
     Change("padding", lambda group: group.call.padding > 0, batch_and_loop_changes.padding_change),
     Change("all-logits", lambda group: not group.generates, _unread_logits),
     _switch(
@@ -155,7 +153,7 @@ CHANGES = (
         "slow-attention",
         lambda group: group.settings.attention == "eager" and getattr(group.model, "_supports_sdpa", False),
         "attention is eager: its scores are written out", 'call model.set_attn_implementation("sdpa") after loading',
-        lambda group: with_implementation(group.model, "attn", "sdpa"), at_load=True,
+        lambda group: model_changes.with_implementation(group.model, "attn", "sdpa"), at_load=True,
     ),
     _switch(
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
@@ -167,7 +165,7 @@ CHANGES = (
         "slow-experts", _runs_experts_in_turn,
         "experts run one after the other in a loop",
         'call model.set_experts_implementation("grouped_mm") after loading',
-        lambda group: with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
+        lambda group: model_changes.with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
     ),
     _switch(
         "beams", lambda group: group.settings.beams > 1, lambda group: f"{group.settings.beams} beams are followed",
@@ -180,13 +178,15 @@ CHANGES = (
         "assistant", lambda group: group.settings.assistant,
         "an assistant model drafts", options=lambda _: {"assistant_model": None},
     ),
-    Change("uncompiled", is_bound_by_host, compiled_step),
-    Change("unmerged-adapters", lambda _: True, weight_changes.merged_adapters),
-    Change("slow-format", lambda _: True, weight_changes.dense_weights),
-    Change("offload", lambda _: True, weight_changes.gathered_weights),
-    Change("autocast", lambda group: group.middle[1].context.autocast is not None, weight_changes.cast_once),
-    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, weight_changes.other_dtype),
-    Change("one-by-one", lambda group: group.middle[1].watched.in_threads, batch_and_loop_changes.paged_batch_change),
+    Change("uncompiled", model_changes.is_bound_by_host, model_changes.compiled_step),
+    Change("unmerged-adapters", lambda _: True, model_changes.merged_adapters),
+    Change("slow-format", lambda _: True, model_changes.dense_weights),
+    Change("offload", lambda _: True, model_changes.gathered_weights),
+    Change("autocast", lambda group: group.middle[1].context.autocast is not None, model_changes.cast_once),
+    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, model_changes.other_dtype),
+    Change(
+        "one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, batch_and_loop_changes.paged_batch_change
+    ),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.stacking_change),
     Change("shared-prefix", lambda group: group.generates, batch_and_loop_changes.prefix_change),

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
+import importlib.machinery
 import os
+import pkgutil
 import re
+import runpy
 import sys
+import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.thread import _threads_queues
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler import effort
 from profiler.device.clock import now_s
 from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.patching import patched
-from profiler.store.writer import replace_file
-from profiler.why_slow.findings import LEAST_SHARE, TRIALS_SHARE, CallFloor, Untried, Why, judge_calls
-from profiler.why_slow.observations import Observations
+from profiler.store.folder import replace_file
+from profiler.why_slow.findings import Why, judge_calls
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import html_why, why_document
-from profiler.why_slow.script import run_module, run_script, scripts_own_profiler
+from profiler.why_slow.render import CALL_COLUMNS, call_rows, html_why, why_document, why_sentences
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler.why_slow.floor import Subject
-    from profiler.why_slow.module_times import ModuleTimes
-    from profiler.why_slow.repeat_call import CallGroup
-
+_PACKAGE = Path(__file__).parents[1]
 # Without a language model, the lines of a script with torch are an answer from so many seconds on.
 _LEAST_OWN_S = 1.0
-# Share of the budget for repeating first calls.
-_FIRST_CALLS_SHARE = 0.25
-# Share of the budget by whose end the modules that the floor or a finding needs were timed.
-_MODULES_SHARE = 0.5
 
 
 def why_script(
@@ -81,6 +79,90 @@ def why_script(
         if os.getpid() != process:
             raise SystemExit(code)  # the end of a child that the script forked, which gets no answer
         end(code)
+    return code
+
+
+@contextlib.contextmanager
+def scripts_own_profiler(folder: Path) -> Iterator[None]:
+    """While in this context, `import profiler` finds a file of that name in the script's folder, as under `python`.
+
+    Modules of this package find each other by their full names. Raises RequestError for a folder with such modules.
+    """
+    name = _PACKAGE.name
+    spec = importlib.machinery.PathFinder.find_spec(name, [str(folder)])
+    if spec is None or spec.origin is None or Path(spec.origin).resolve().parent == _PACKAGE.resolve():
+        yield
+        return
+    if spec.submodule_search_locations is not None:
+        raise RequestError(f"{Path(spec.origin).parent} has the name of roofscope's own package: rename that folder.")
+    for each in pkgutil.iter_modules([str(_PACKAGE)]):
+        if not each.name.startswith("_"):
+            importlib.import_module(f"{name}.{each.name}")
+    ours = sys.modules.pop(name)
+    try:
+        yield
+    finally:
+        sys.modules[name] = ours
+
+
+def run_script(path: Path, arguments: Sequence[str]) -> int:
+    """Run a file like `python FILE ARGUMENTS`, and return its exit code; an exception is printed as a traceback.
+
+    Raises RequestError if the file cannot be read, is a notebook or is not Python.
+    """
+    if path.suffix == ".ipynb":
+        raise RequestError(
+            f"{path} is a notebook, not a script: convert it with `jupyter nbconvert --to script {path}`, or run"
+            " `%load_ext profiler` in it and begin a cell with `%%why`."
+        )
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
+    except (SyntaxError, ValueError) as error:
+        raise RequestError(f"{path} is not a Python script: {error}.") from None
+    main = types.ModuleType("__main__")
+    main.__file__ = str(path)
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.argv = [str(path), *arguments]
+    sys.path[0:1] = [str(path.resolve().parent)]
+    sys.modules["__main__"] = main
+    return _exit_code_of(lambda: exec(code, main.__dict__))
+
+
+def run_module(name: str, arguments: Sequence[str]) -> int:
+    """Run a module like `python -m NAME ARGUMENTS`, and return its exit code."""
+    sys.argv = [name, *arguments]
+    sys.path[0:1] = [""]
+    return _exit_code_of(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
+def _exit_code_of(run: Callable[[], object]) -> int:
+    """Run a function, wait for its threads, and return the exit code that the interpreter would end with.
+
+    Workers of concurrent.futures end only at the interpreter's exit, so they are not waited for.
+    """
+    before = set(threading.enumerate())
+    try:
+        run()
+        code = 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            code = end.code or 0
+        else:
+            print(end.code, file=sys.stderr)
+            code = 1
+    except KeyboardInterrupt:
+        return 130  # as of a shell: 128 and the number of SIGINT
+    except BaseException as error:
+        frames, own = error.__traceback__, (str(_PACKAGE), "<frozen runpy")
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
+            frames = frames.tb_next  # the traceback begins with the script
+        hook, sys.excepthook = sys.excepthook, sys.__excepthook__  # the script's own may fail or exit
+        code = _exit_code_of(functools.partial(hook, type(error), error.with_traceback(frames), frames)) or 1
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon and thread not in _threads_queues:
+            thread.join()
     return code
 
 
@@ -132,79 +214,9 @@ def explained(recorder: Recorder, name: str, budget_s: float | None = None, *, i
     gpus = {torch.device(each.settings.device).index for each in seen.calls if each.settings.device.startswith("cuda")}
     # Libraries that only this answer imports keep their notes.
     with torch.random.fork_rng(sorted(gpus)), quiet_libraries():
-        return _with_trials(recorder, seen, budget_s, start_s)
+        from profiler.why_slow.trials import with_trials
 
-
-def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
-    """The answer to a script that called models, which it began to look for at `start_s`."""
-    # The script has loaded torch, so this import costs little.
-    from profiler.why_slow.costs import conversion_findings, placement_findings, plan_findings
-    from profiler.why_slow.module_times import fallback_findings, module_times
-    from profiler.why_slow.trials import call_groups, once_warm, try_changes
-
-    limits = effort.STANDARD
-    if budget_s is None:
-        budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
-    on_core = 1 - seen.waiting
-    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * on_core * budget_s)
-    untried = Untried()
-    groups = call_groups(recorder, seen, untried)
-    until_s = start_s + _MODULES_SHARE * budget_s
-    subjects: dict[str, Subject] = {}
-    known: dict[CallGroup, ModuleTimes | None] = {}
-
-    def times_of(group: CallGroup) -> ModuleTimes | None:
-        if known.get(group) is None:
-            subject = subjects.get(group.calls[0].model)
-            known[group] = module_times(group, lambda seconds: now_s() + seconds / on_core <= until_s, subject)
-        return known[group]
-
-    floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
-    for group in groups:
-        group.floor = floor
-    more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
-    more += fallback_findings(seen.fallbacks, groups, times_of, untried)
-    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, start_s + TRIALS_SHARE * budget_s, untried, on_core)
-    more += conversion_findings(seen, recorder.loaded_models)
-    until_s = start_s + budget_s
-    times = times_of(groups[0]) if groups and floor else None
-    slowest = times.slowest() if times else []
-    return judge_calls(seen, trials, floor, untried.lines(budget_s), [*more, *untried.computed], slowest)
-
-
-def _floor(
-    recorder: Recorder,
-    seen: Observations,
-    groups: Sequence[CallGroup],
-    subjects: dict[str, Subject],
-    times_of: Callable[[CallGroup], ModuleTimes | None],
-) -> CallFloor | None:
-    """The floor of all calls that did not fail, if a model can be counted; `subjects` gets those of the models."""
-    from profiler.why_slow.floor import floor_of_calls, subjects_of
-
-    outside_s: dict[int, float | None] = {}
-    calls = [call for call in seen.calls if not call.failed]
-    with contextlib.suppress(Exception):  # a user's model may fail in any way, and the answer is useful without a floor
-        subjects |= subjects_of(recorder.notes)
-        for group in groups:
-            names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
-            if not (has_tokens := group.call.prompt_len > 0):
-                names = ("",)  # all modules are counted as they run
-            if names and (not has_tokens or _has_other_inputs(group)):
-                times = times_of(group)
-                more_s = times.ceiling_within(names) / len(group.calls) if times else None
-                outside_s |= {call.number: more_s for call in group.calls}
-        if calls and (found := floor_of_calls(calls, subjects, outside_s)).seconds:
-            return found
-    return None
-
-
-def _has_other_inputs(group: CallGroup) -> bool:
-    """Whether the calls run an encoder, or were passed other numbers than token ids: pictures, sounds."""
-    others = (value for name, value in group.middle[1].named.items() if name not in ("inputs_embeds", "attention_mask"))
-    return group.model.config.is_encoder_decoder or any(
-        getattr(value, "is_floating_point", lambda: False)() for value in others
-    )
+        return with_trials(recorder, seen, budget_s, start_s)
 
 
 def write(found: Why, folder: Path) -> None:
@@ -224,7 +236,6 @@ class Watching:
     found: Why | None = None
 
     def __repr__(self) -> str:
-        """The answer, and the table of calls."""
         return "\n\n".join([self.answer, *([self.calls.to_string(index=False)] if self.found else [])])
 
     @property
@@ -235,8 +246,6 @@ class Watching:
     @property
     def answer(self) -> str:
         """The answer in sentences."""
-        from profiler.why_slow.render import why_sentences
-
         if self.found is None:
             return "No language model was called."
         return "\n".join([*why_sentences(self.found), *self.found.seen.warnings])
@@ -245,8 +254,6 @@ class Watching:
     def calls(self) -> pd.DataFrame:
         """The calls by line, kind and settings, with their times in words, the slowest first."""
         import pandas as pd
-
-        from profiler.why_slow.render import CALL_COLUMNS, call_rows
 
         return pd.DataFrame(call_rows(self.found) if self.found else [], columns=list(CALL_COLUMNS))
 

@@ -198,12 +198,10 @@ class Why:
     seen: Observations
     findings: tuple[Finding, ...]
     floor: CallFloor | None
-    """None if it is unknown."""
     tried: tuple[TriedChange, ...]
     not_tried: tuple[str, ...] = ()
     """Changes that could not be tried, each with the reason."""
     modules: tuple[SlowModule, ...] = ()
-    """The modules of the most expensive calls, the most time beyond their ceilings first; empty if unknown."""
 
     @property
     def first_calls(self) -> list[tuple[str, float, float]]:
@@ -246,15 +244,18 @@ def judge_calls(
     for trial in trials:
         costs = trial.saving < 0 and bool(saved := improved[_edit(trial)]) and saved.isdisjoint(trial.calls)
         if trial.claimed and _may_cost_s(trial, tried[_edit(trial)], seen) >= _saves_s(trial, seen):
-            others = "other calls of the model were not tried, and could take more time than it saves these"
-            not_tried.append(f"{trial.id} ({trial.where}): {others}")
+            not_tried.append(
+                f"{trial.id} ({trial.where}): other calls of the model were not tried, and could take more time than it"
+                " saves these"
+            )
         elif trial.claimed or costs:
             sides = "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
             how = f"{trial.shape}, {len(trial.rounds)} times {sides}"
             how += f"; changed: {trial.stand_in}" if trial.stand_in else ""
-            basis: Basis = "stand-in" if trial.stand_in else "tried"
-            what = (trial.where, trial.evidence, trial.change)
-            findings.append(Finding(trial.id, _saves_s(trial, seen), *what, basis, how))
+            findings.append(Finding(
+                trial.id, _saves_s(trial, seen), trial.where, trial.evidence, trial.change,
+                "stand-in" if trial.stand_in else "tried", how,
+            ))  # fmt: skip
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE or finding.share < 0])
@@ -340,10 +341,11 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         function, line = seen.callbacks.get(first, ("", ""))
         within = f", with {function} in it" if function and not is_own else ""
         words = " and ".join(callback_words(*each) for each in spent_s)
-        own = ("", "do less in it: read only the newest tokens, of all rows at once by operations on tensors")
         yield Finding(
             "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
-            f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
+            f"generate runs {words} at every token{within}",
+            "do less in it: read only the newest tokens, of all rows at once by operations on tensors" if is_own
+            else _OF_OPTIONS[first][1],
             "measured", "the time within it",
         )  # fmt: skip
 
@@ -373,13 +375,13 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
     if not seen.recompilations or not seen.calls:
         return
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
-    change = "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
-    if any(call.settings.cache_class in GROWING_CACHES for call in with_cache):
-        change = 'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
+    grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
     yield Finding(
         "recompiles", min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
         seen.calls[0].where,
-        f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})", change,
+        f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
+        'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)' if grows
+        else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)",
         "measured", "the compilations after the first",
     )  # fmt: skip

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import ceiling_times
 from profiler.counting.module_kinds import not_run_for_text
-from profiler.counting.operators import Linear, ModelWork
+from profiler.counting.operators import Elementwise, Embedding, Linear, ModelWork
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
 from profiler.device.contention import OwnClock
@@ -19,11 +19,12 @@ from profiler.device.machine import Machine, machine_for
 from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
 from profiler.measure.overhead import least_overhead_s
+from profiler.quant.storage import stored
 from profiler.roofs.measure import here_ceilings
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.findings import CallFloor
 from profiler.why_slow.observations import Call, steady_s
-from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
+from profiler.why_slow.plain_models import SeenAttention, is_plain
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Subject:
 
 
 def floor_of_calls(
-    calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None] = MappingProxyType({})
+    calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None]
 ) -> CallFloor:
     """The least total time of all calls: the roofline time of their operators, and the least overhead of their steps.
 
@@ -105,6 +106,37 @@ def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subj
     )
 
 
+def plain_work(model: nn.Module, attention: SeenAttention | None) -> ModelWork:
+    """The work of a plain model: its linears, tables and other parameters, and the attention that was seen.
+
+    The last linear whose width is the vocabulary's is the LM head, and computes one position per sequence.
+    """
+    dtype = next(model.parameters()).dtype
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    vocabulary = max(table.num_embeddings for table in tables)
+    head = next((name for name, part in reversed(linears.items()) if part.out_features == vocabulary), "")
+    operators: list[Any] = [
+        Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize) for table in tables
+    ]
+    operators += [
+        Linear(name=name, dtype=part.weight.dtype, weight=stored(part), activation_dtype=dtype,
+               group="lm_head" if name == head else "mlp", rows="last" if name == head else "tokens")
+        for name, part in linears.items()
+    ]  # fmt: skip
+    if attention:
+        operators.append(AttentionCore(
+            name="attention", count=attention.layers, dtype=dtype, query_heads=attention.query_heads,
+            kv_heads=attention.kv_heads, qk_dim=attention.qk_dim, v_dim=attention.v_dim,
+        ))  # fmt: skip
+    counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
+    rest = sum(each.nbytes for each in model.parameters() if id(each) not in counted)
+    if rest:
+        operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
+    params = sum(each.numel() for each in model.parameters())
+    return ModelWork(tuple(operators), params, ())
+
+
 def _steps_needed(before: Call | None, call: Call) -> Step:
     """The steps that a call needs: the prompt without padding, then a step per new token except the last.
 
@@ -137,12 +169,6 @@ def made_s(calls: Sequence[Call], subject: Subject) -> float:
 def at_ceilings_s(call: Call, subject: Subject) -> float:
     """The seconds at the ceilings of a call as it was made, without overhead."""
     return float(np.sum(_ceiling_times(_steps_made(call), subject)))
-
-
-def last_step_s(call: Call, subject: Subject) -> float:
-    """The seconds at the ceilings of the last decode step of a call."""
-    step = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
-    return float(np.sum(_ceiling_times(step, subject)))
 
 
 def with_all_logits(subject: Subject) -> Subject:

@@ -107,8 +107,5 @@ def _own_tensors(value: Any, deepest: int = _DEEPEST) -> Iterator[Any]:
 
 
 def vars_of(value: Any) -> list[Any]:
-    """The attributes of an object that is no tensor, module, class or function."""
-    import torch
-
-    skipped = isinstance(value, torch.Tensor | torch.nn.Module | type) or callable(value)
-    return [] if skipped else list(getattr(value, "__dict__", {}).values())
+    """The attributes of an object that is no module, class or function, all of which can be called."""
+    return [] if callable(value) else list(getattr(value, "__dict__", {}).values())

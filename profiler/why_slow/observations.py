@@ -1,6 +1,7 @@
 """What was recorded of a script: calls and loads of models, and work on texts."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -185,15 +186,6 @@ class GraphBreak:
 
 
 @dataclass(frozen=True)
-class UnrecordedCall:
-    """Calls that could not be recorded; no figure includes them."""
-
-    count: int
-    reason: str
-    """The first error."""
-
-
-@dataclass(frozen=True)
 class Observations:
     """All that was recorded of a script."""
 
@@ -202,17 +194,15 @@ class Observations:
     calls: tuple[Call, ...]
     loads: tuple[Load, ...]
     text_s: float
-    """Seconds in tokenizers."""
     text_where: str
     overhead_s: float
-    """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
     texts_again: tuple[LineTime, ...] = ()
-    """Texts that had been tokenized before."""
     graph_breaks: tuple[GraphBreak, ...] = ()
     """The most frequent first."""
-    unnoted: UnrecordedCall | None = None
+    unnoted: Counter[str] = field(default_factory=Counter)
+    """Calls that could not be recorded, by their errors, the first one first; no figure includes them."""
     fallbacks: tuple[Fallback, ...] = ()
     waited_s: float = 0.0
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
@@ -234,7 +224,6 @@ class Observations:
 
     @property
     def calls_s(self) -> float:
-        """Seconds in which any call ran."""
         return covered_s(self.calls)
 
     @property
@@ -268,7 +257,6 @@ def steady_s(calls: Sequence[Call]) -> float:
 
 
 def padding_share(calls: Sequence[Call]) -> float:
-    """Padding's share of all tokens passed."""
     tokens = [call.batch_size * call.prompt_len for call in calls]
     padded = sum(call.padding * count for call, count in zip(calls, tokens, strict=True))
     return padded / max(1, sum(tokens))

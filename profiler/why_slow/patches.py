@@ -1,23 +1,29 @@
-"""Patch transformers so that a recorder sees its calls, before or after the script imports it."""
+"""Watch a script: patch torch and transformers, imported or not yet, and sample which of its own lines run.
+
+Samples are of the main thread, about 50 times a second, while no model's call runs.
+"""
 
 import concurrent.futures.thread
 import contextlib
 import functools
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import logging
+import random
 import sys
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
+from profiler.device.clock import core_timer, now_s
 from profiler.fallbacks import library_warnings
-from profiler.why_slow.call_record import runs_here, starts_here
-from profiler.why_slow.own_lines import sampled
+from profiler.why_slow.call_record import runs_here, starts_here, users_file
+from profiler.why_slow.observations import OwnLine
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.watched_calls import FORWARD, GENERATE, GENERATE_BATCH, PLAIN
 
@@ -45,7 +51,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds a module with the other finders, and patches it after it was loaded."""
 
     recorder: Recorder
@@ -105,20 +111,17 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
             return original(self, *args, **named)
         return recorder.call(PLAIN, partial(original, self, *args, **named))
 
-    def watch(owner: type) -> None:
+    def watch(owner: Any) -> None:
         if owner.__module__.partition(".")[0] not in _LIBRARIES and owner.__call__ is original:
             recorder.replace(owner, "__call__", call)
+        for each in owner.__subclasses__():
+            watch(each)
 
     def watch_new(cls: Any, /, **named: Any) -> None:
         super(base, cls).__init_subclass__(**named)
         watch(cls)
 
-    def watch_all(owner: Any) -> None:
-        for each in owner.__subclasses__():
-            watch(each)
-            watch_all(each)
-
-    watch_all(base)
+    watch(base)
     recorder.replace(base, "__init_subclass__", classmethod(watch_new))
 
 
@@ -138,8 +141,7 @@ def _compiled(module: ModuleType, recorder: Recorder) -> None:
 def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
     base = module.PreTrainedTokenizerBase
     for name in ("__call__", "decode", "batch_decode"):
-        if name in vars(base):
-            recorder.around(base, name, partial(recorder.text, encodes=name == "__call__"))
+        recorder.around(base, name, partial(recorder.text, encodes=name == "__call__"))
 
 
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
@@ -176,3 +178,77 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,
 }
+
+
+# The mean of the times between samples, which differ: a loop whose steps take as long would always be seen at one line.
+_EVERY_S = 0.02
+# A line is known from about three samples on.
+_LEAST_S = 3 * _EVERY_S
+# Python lets the sampler in after so long. Otherwise that would be in a kernel, where Python's lock is free.
+_SWITCH_S = 2e-4
+_MAKING = "", "making models"
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+@contextlib.contextmanager
+def sampled(recorder: Recorder) -> Iterator[None]:
+    seconds: dict[tuple[str, str], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
+    going = [True]  # no event: a child may be forked while the sampler holds its lock
+    thread = threading.Thread(target=_sample, args=(recorder, seconds, going), name="roofscope", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        going.clear()
+        thread.join()
+        recorder.making_s = sum(seconds.pop(_MAKING, {}).values())
+        known = [OwnLine(where, function, calls, sum(lines.values()))
+                 for (_, function), lines in seconds.items() if sum(lines.values()) >= _LEAST_S
+                 for where, calls in [max(lines, key=lambda line: lines[line])]]  # fmt: skip
+        recorder.own_lines = tuple(sorted(known, key=lambda line: -line.seconds))
+
+
+def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
+    """While `going`, add the time since the last sample to the place of each sample outside of calls and loads.
+
+    Samples do not wait for a call's end: code that runs for less than the time between two of them is seen as often as
+    its share of the time. `seconds` has them by the place, and by (line, what it calls).
+    """
+    main, timer, draw = threading.main_thread().ident or 0, core_timer(), random.Random(0)
+    usual_s, last_s = sys.getswitchinterval(), now_s()
+    while going:
+        time.sleep(draw.uniform(0.5, 1.5) * _EVERY_S)
+        if recorder.here.busy:
+            last_s = now_s()
+            continue
+        # Else threads of the script keep their usual turns. Daemons, such as the monitor of tqdm's bars, sleep.
+        alone = all(thread.daemon or thread.ident == main for thread in threading.enumerate())
+        sys.setswitchinterval(_SWITCH_S if alone else usual_s)
+        spent_s, last_s = now_s() - last_s, now_s()
+        recorder.sampled_s += spent_s
+        if (place := _place(sys._current_frames().get(main))) is not None:
+            seconds[place[:2]][place[2:]] += spent_s
+    sys.setswitchinterval(usual_s)
+    recorder.noting_s += timer()
+
+
+def _place(frame: FrameType | None) -> tuple[str, str, str, str] | None:
+    """(file, function) of the innermost code of the user, its line, and what that calls in a library.
+
+    Lines of one function have one place; outside of functions, each has its own. `_MAKING` is where a model is made.
+    None in an import, and in code of this package: the time of calls, loads and recording has another name.
+    """
+    library, found, kind = "", None, getattr(sys.modules.get("torch.nn"), "Module", ())
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), kind):
+            return *_MAKING, "", ""
+        if found is None and (file := users_file(code.co_filename)):
+            function = code.co_qualname.partition(".<locals>.<")[0]
+            line, function = f"{file}:{frame.f_lineno}", "" if function[:1] == "<" else function
+            found = file if function else line, function, line, library
+        if not found and code.co_filename.startswith(("<frozen importlib", _PACKAGE)):
+            return None
+        library = f"{str(frame.f_globals.get('__name__')).partition('.')[0]}.{code.co_qualname}"
+        frame = frame.f_back
+    return found

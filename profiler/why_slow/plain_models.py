@@ -1,4 +1,4 @@
-"""Language models in plain PyTorch: how they are recognised, and the work that they count."""
+"""Language models in plain PyTorch: how they are recognised, and what of their calls is recorded."""
 
 import sys
 from collections.abc import Mapping
@@ -34,10 +34,8 @@ def token_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """The first argument that is a tensor of whole numbers [batch, tokens]; None if there is none."""
     import torch
 
-    for value in (*args, *named.values()):
-        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.long, torch.int):
-            return value
-    return None
+    tensors = (value for value in (*args, *named.values()) if isinstance(value, torch.Tensor))
+    return next((each for each in tensors if each.dim() == 2 and each.dtype in (torch.long, torch.int)), None)
 
 
 def repeatable(args: tuple[Any, ...], named: dict[str, Any]) -> Arguments | None:
@@ -78,40 +76,3 @@ def attention_of(query: Any, key: Any, value: Any, *_: Any, **_options: Any) -> 
     """The attention of one call, whose arguments are [batch, heads, tokens, width]."""
     beyond = max(0, key.shape[-2] - query.shape[-2])
     return SeenAttention(1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], beyond)
-
-
-def plain_work(model: Any, attention: SeenAttention | None) -> Any:
-    """The ModelWork of a plain model: its linears, tables and other parameters, and the attention that was seen.
-
-    The last linear whose width is the vocabulary's is the LM head, and computes one position per sequence.
-    """
-    from torch import nn
-
-    from profiler.counting.attention import AttentionCore
-    from profiler.counting.operators import Elementwise, Embedding, Linear, ModelWork
-    from profiler.quant.storage import stored
-
-    dtype = next(model.parameters()).dtype
-    tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
-    linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
-    vocabulary = max(table.num_embeddings for table in tables)
-    head = next((name for name, part in reversed(linears.items()) if part.out_features == vocabulary), "")
-    operators: list[Any] = [
-        Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize) for table in tables
-    ]
-    for name, part in linears.items():
-        operators.append(Linear(
-            name=name, dtype=part.weight.dtype, weight=stored(part), activation_dtype=dtype,
-            group="lm_head" if name == head else "mlp", rows="last" if name == head else "tokens",
-        ))  # fmt: skip
-    if attention:
-        operators.append(AttentionCore(
-            name="attention", count=attention.layers, dtype=dtype, query_heads=attention.query_heads,
-            kv_heads=attention.kv_heads, qk_dim=attention.qk_dim, v_dim=attention.v_dim,
-        ))  # fmt: skip
-    counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
-    rest = sum(each.nbytes for each in model.parameters() if id(each) not in counted)
-    if rest:
-        operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
-    params = sum(each.numel() for each in model.parameters())
-    return ModelWork(tuple(operators), params, params, ())

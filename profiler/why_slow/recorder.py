@@ -2,29 +2,57 @@
 
 import contextlib
 import functools
+import re
+import sys
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from profiler.device.clock import clock_for, core_timer
+from profiler.device.clock import clock_for, core_timer, now_s
 from profiler.device.contention import ForeignLoad, OwnClock, own_s, waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
+from profiler.loading.cache_argument import keeps_last_logits
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
-from profiler.why_slow.host_counters import Reads, breaks_so_far, compilations_so_far, graph_breaks, recompilations
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import Call, Load, Observations, OwnLine, UnrecordedCall, by_line
+from profiler.why_slow.observations import (
+    Call,
+    GraphBreak,
+    LineTime,
+    Load,
+    Observations,
+    OwnLine,
+    Recompilation,
+    by_line,
+)
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
-from profiler.why_slow.watched_calls import Watched
+from profiler.why_slow.watched_calls import GENERATE_BATCH, PLAIN, Watched, new_tokens
 
 # About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
+_LONGEST_REASON = 80
+_LONGEST_BREAK = 120
+_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
+"""Methods of a tensor that return its values to the host."""
+_NEEDS_LOGITS = {"labels", "logits_to_keep"}
+"""Arguments of a forward whose logits are all used, or are chosen already."""
+
+
+def breaks_so_far() -> Counter[str]:
+    """How often torch.compile in this process has broken code into pieces, by reason."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
+
+
+def compilations_so_far() -> list[Any]:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return list(utils.get_compilation_metrics()) if utils is not None else []
 
 
 @dataclass
@@ -54,12 +82,10 @@ class Recorder:
     sampled_s: float = 0.0
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
-    unnoted: UnrecordedCall | None = None
+    unnoted: Counter[str] = field(default_factory=Counter)
     fallbacks: list[Fallback] = field(default_factory=list)
     foreign: ForeignLoad = field(default_factory=partial(ForeignLoad, children=True))
-    """The load by other processes since the recording began."""
     here: Thread = field(default_factory=lambda: Thread(set()))
-    reads: Reads = field(default_factory=Reads)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     latest: Any = None
@@ -72,6 +98,9 @@ class Recorder:
     """Whether modules are language models in plain PyTorch."""
     _in_threads: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call whose forwards run in another thread."""
+    _waits_s: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Waits for values of a device, by (line that read them, line of the model's call before it)."""
+    _watches_reads: bool = False
     _watches_attention: bool = False
     _start_s: float = field(default_factory=lambda: own_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
@@ -119,7 +148,7 @@ class Recorder:
                 streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer()
         self.here.noted = noted
-        if noted is not None and watched.in_threads:
+        if noted is not None and watched is GENERATE_BATCH:
             self._in_threads[id(model)] = noted
         result, failed = None, ""
         try:
@@ -173,19 +202,24 @@ class Recorder:
         noted.end = noted.clock.mark()
         if failed:  # it is not repeated
             noted.failed, noted.arguments = failed, None
-        else:  # compiled code, and code that differentiates, get plain logits
-            noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
+        elif noted.kind == "generate":
+            noted.new_tokens = new_tokens(result, noted.shape[1], model)
+        elif noted.watched.takes_cache and noted.arguments and not (noted.shape[2] or self.trained or self.compiles):
+            from profiler.why_slow.read_logits import watch_logits
+
+            # A forward without a cache could leave out logits. Code that is compiled or differentiates gets plain ones.
+            if keeps_last_logits(type(model)) and not _NEEDS_LOGITS & noted.named.keys():
+                noted.read = watch_logits(result, noted.shape[1])
         self.notes.append(noted)
         self.here.last, self.latest = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
-        """A context that counts exceptions as an UnrecordedCall: recording must not stop the script."""
+        """A context that counts exceptions: recording must not stop the script."""
         try:
             yield
         except Exception as error:
-            first = self.unnoted or UnrecordedCall(0, describe_error(error))
-            self.unnoted = replace(first, count=first.count + 1)
+            self.unnoted[describe_error(error)] += 1
 
     def enter_autocast(self) -> None:
         """Note that the script enters an autocast, which keeps casts of weights until the script leaves it."""
@@ -251,15 +285,14 @@ class Recorder:
             clock.synchronize()
         waited_s = max(0.0, waited_for_core_s() - self._waited_s)
         wall_s = own_s() - self._start_s + waited_s
-        latest_first = sorted(self.notes, key=lambda noted: -noted.began_s)
-        firsts = {noted.settings.device: noted for noted in latest_first}
+        firsts = {noted.settings.device: noted for noted in sorted(self.notes, key=lambda noted: -noted.began_s)}
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
-        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
-            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            recompilations(self._compilations), by_line(self.again_s), graph_breaks(self._breaks), self.unnoted,
-            tuple(self.fallbacks), own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s,
-            callbacks=self.functions, waited_s=waited_s,
+            script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where,
+            self.noting_s + self.touched * _WRAPPER_S, interrupted, recompilations(self._compilations),
+            by_line(self.again_s), graph_breaks(self._breaks), self.unnoted.copy(), tuple(self.fallbacks),
+            own_lines=self.own_lines, making_s=self.making_s, sampled_s=self.sampled_s, callbacks=self.functions,
+            waited_s=waited_s,
         )  # fmt: skip
 
     @property
@@ -289,8 +322,11 @@ class Recorder:
         settings, shape, mask, repeated = watched.read(model, run.args[1:], run.keywords)
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.
-        compiled |= model._compiled_call_impl is not None
-        compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
+        compiled = (
+            compiled
+            or model._compiled_call_impl is not None
+            or hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
+        )
         settings = replace(settings, compiled=compiled)
         device = torch.device(settings.device)
         clock = OwnClock() if settings.on_cpu else clock_for(device)
@@ -304,10 +340,10 @@ class Recorder:
         )  # fmt: skip
         if not compiled and repeated is not None:  # compiled code is specialised to its arguments
             noted.arguments = self.kept.keep(*repeated, device)
-        if watched.sees_attention and not self._watches_attention:
+        if watched is PLAIN and not self._watches_attention:
             self._watch_attention()
-        if noted.clock.ahead and not self.reads.watched:
-            self.reads.watch(self.here, self.around)
+        if noted.clock.ahead and not self._watches_reads:
+            self._watch_reads()
         noted.start, noted.began_s = noted.clock.mark(), own_s()
         return noted
 
@@ -322,13 +358,38 @@ class Recorder:
         self._named[at : at + 1] = [(weakref.ref(model), architecture)]
         return at + 1, architecture
 
+    def _watch_reads(self) -> None:
+        """From now on, record which lines read tensors of a device on the host."""
+        import torch
+
+        def read(run: partial[Any]) -> Any:
+            if torch.compiler.is_compiling():  # compiled code must not contain the wrapper
+                return run()
+            self.touched += 1
+            if self.here.within or run.args[0].device.type == "cpu":
+                return run()
+            start_s = now_s()
+            try:
+                with self.here.inside("read"):
+                    return run()
+            finally:
+                self._waits_s[users_line(), self.here.last].append(now_s() - start_s)
+
+        self._watches_reads = True
+        for name in _READS:
+            self.around(torch.Tensor, name, read)
+
+    def reads_after(self, call: str) -> tuple[LineTime, ...]:
+        """Reads that follow calls of this line, by their own line, the longest waits first."""
+        return by_line({where: seconds for (where, last), seconds in self._waits_s.items() if last == call})
+
     def _watch_attention(self) -> None:
         """From now on, record the shapes of attention within calls of plain models."""
         from torch.nn import functional
 
         def attention(run: partial[Any]) -> Any:
             noted = self.here.noted
-            if noted is not None and noted.watched.sees_attention:
+            if noted is not None and noted.watched is PLAIN:
                 seen = noted.attention
                 more = replace(seen, layers=seen.layers + 1) if seen else attention_of(*run.args, **run.keywords)
                 noted.attention = more
@@ -346,6 +407,33 @@ def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
         return "GGUF weights are unpacked", "load the safetensors checkpoint that the file was made from"
     if quantizer is not None and not quantizer.pre_quantized:
         method = quantizer.quantization_config.quant_method
-        words = f"weights are quantised ({getattr(method, 'value', method)})"
-        return words, "call save_pretrained once, and load that folder"
+        return (
+            f"weights are quantised ({getattr(method, 'value', method)})",
+            "call save_pretrained once, and load that folder",
+        )
     return "", ""
+
+
+def recompilations(before: Iterable[Any]) -> tuple[Recompilation, ...]:
+    """Code that torch.compile has compiled again since the compilations `before`."""
+    known = set(map(id, before))
+    return tuple(
+        Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
+        for each in compilations_so_far()
+        if each.recompile_reason and id(each) not in known
+    )
+
+
+def graph_breaks(before: Counter[str]) -> tuple[GraphBreak, ...]:
+    """Graph breaks since those `before`, by reason, the most frequent first."""
+    found = []
+    for reason, count in (breaks_so_far() - before).most_common():
+        # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
+        explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
+        line = explanation[1] if explanation else _first_line(reason)
+        found.append(GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK]))
+    return tuple(found)
+
+
+def _first_line(reason: object) -> str:
+    return str(reason).strip().splitlines()[0]

@@ -14,7 +14,6 @@ from profiler.why_slow.observations import (
     Load,
     Observations,
     OwnLine,
-    UnrecordedCall,
     covered_s,
     most_at_once,
     padding_share,
@@ -40,11 +39,17 @@ def why_sentences(why: Why) -> list[str]:
     lines = [*_slow_module(why), *_slow_code(why), f"{begun}{seen.script} {_spent(why)}."]
     if failed := [call for call in seen.calls if call.failed]:
         after = f"{duration(covered_s(failed))} ({'; '.join(dict.fromkeys(call.failed for call in failed))})"
-        left_out = "this time includes them, but the floor and the trials leave them out."
-        lines.append(f"{len(failed)} of them failed after {after}: {left_out}")
+        lines.append(
+            f"{len(failed)} of them failed after {after}: this time includes them, but the floor and the trials leave"
+            " them out."
+        )
     if seen.calls and seen.unnoted:
-        lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
-    lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
+        lines.append(f"{_capital(_unnoted_words(seen))}.")
+    # `1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`
+    for number, item in enumerate(why.findings, 1):
+        saves = f"{_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})"
+        where = f" ({item.where})" if item.where else ""
+        lines.append(f"{number}. {saves}. {_capital(item.change)}{where}. [{item.basis}]")
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
     if unclear := [f"{trial.evidence} ({trial.where}, {percent(share)})" for trial, share in why.unclear]:
@@ -68,10 +73,13 @@ def _spent(why: Why) -> str:
     """What the script spent in which calls, and their floor."""
     calls, floor = why.seen.calls, why.floor
     if not calls and why.seen.unnoted:
-        return f"ran, but no call was recorded: {_unnoted_words(why.seen.unnoted)}"
+        return f"ran, but no call was recorded: {_unnoted_words(why.seen)}"
     if not calls:
-        none = "called no language model in its own process; calls in other processes are not seen"
-        return "loaded a model but called none" if why.seen.loads else none
+        return (
+            "loaded a model but called none"
+            if why.seen.loads
+            else "called no language model in its own process; calls in other processes are not seen"
+        )
     kinds = " and ".join(sorted({call.kind for call in calls}, reverse=True))
     spent = f"spent {duration(why.seen.calls_s)} in {several(len(calls), 'call', 'calls')} of {kinds}"
     if (at_once := most_at_once(calls)) > 1:
@@ -105,8 +113,10 @@ def _slow_module(why: Why) -> list[str]:
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its ceiling"
-    return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
+    return [
+        f"{module.name} ({module.place}) takes {duration(beyond_s)} of {duration(calls_s)} beyond its ceiling,"
+        f" in {often} ({module.where})."
+    ]
 
 
 def _largest_s(why: Why) -> float:
@@ -120,14 +130,15 @@ def _slow_code(why: Why) -> list[str]:
     code_s = sum(part.seconds for part in own)
     if not own or code_s < max(_MUCH * seen.watched_s, _largest_s(why)):
         return []
-    where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    all_of_it = f"{duration(code_s + seen.watched_s)} without imports"
-    return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
+    return [
+        f"The script's own code takes {duration(code_s)} of {duration(code_s + seen.watched_s)} without imports,"
+        f" {duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}."
+    ]
 
 
-def _unnoted_words(unnoted: UnrecordedCall) -> str:
-    times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
-    return f"recording failed {times}; what it missed is in none of these figures ({unnoted.reason})"
+def _unnoted_words(seen: Observations) -> str:
+    times = f"{seen.unnoted.total()} times" if seen.unnoted.total() > 1 else "once"
+    return f"recording failed {times}; what it missed is in none of these figures ({next(iter(seen.unnoted))})"
 
 
 def _nothing(why: Why) -> str:
@@ -144,12 +155,6 @@ def _nothing(why: Why) -> str:
     rest = next((f" The largest part of the rest is {part.what}: {duration(part.seconds)}."
                  for part in time_parts(why) if part.beyond_floor and why.floor), "")  # fmt: skip
     return f"{start}{floor}.{rest}"
-
-
-def finding_sentence(number: int, item: Finding) -> str:
-    """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
-    saves = f"{_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})"
-    return f"{number}. {saves}. {_capital(item.change)}{f' ({item.where})' if item.where else ''}. [{item.basis}]"
 
 
 def _share_words(item: Finding) -> str:
@@ -174,8 +179,10 @@ def note_lines(why: Why) -> list[str]:
     lines = [f"{number}. {item.basis}: {item.how}" for number, item in enumerate(why.findings, 1)]
     if breaks := why.seen.graph_breaks:
         often = several(sum(item.count for item in breaks), "time", "times")
-        between = f"Python runs between them: {breaks[0].reason}. fullgraph=True names the line"
-        lines.append(f"torch.compile broke the code into pieces {often}, and {between}; the seconds are unknown")
+        lines.append(
+            f"torch.compile broke the code into pieces {often}, and Python runs between them: {breaks[0].reason}."
+            " fullgraph=True names the line; the seconds are unknown"
+        )
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
     return [*lines, f"recording took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 
@@ -209,15 +216,17 @@ def _range(sizes: Iterable[int]) -> str:
 def _ran_with(calls: Sequence[Call]) -> list[str]:
     """Settings that decide how fast these calls can be, in words; usual values are left out."""
     call, settings, padding = calls[0], calls[0].settings, padding_share(calls)
-    words = [word for word in (settings.dtype, settings.attention) if word]
-    if settings.cache is False:
-        words.append("no cache")
-    if padding:
-        words.append(f"{percent(padding)} padding")
-    words += [word for name, word in _UNUSUAL.items() if getattr(settings, name)]
-    words += [settings.placement] if settings.placement else []
-    words += [f"{count} {name}" for name in ("beams", "answers") if (count := getattr(settings, name)) > 1]
-    return [*words, "failed"] if call.failed else words
+    words = [
+        settings.dtype,
+        settings.attention,
+        "no cache" if settings.cache is False else "",
+        f"{percent(padding)} padding" if padding else "",
+        *(word for name, word in _UNUSUAL.items() if getattr(settings, name)),
+        settings.placement,
+        *(f"{count} {name}" for name in ("beams", "answers") if (count := getattr(settings, name)) > 1),
+        "failed" if call.failed else "",
+    ]
+    return [word for word in words if word]
 
 
 @dataclass(frozen=True)
@@ -309,11 +318,10 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     if floor is None:
         yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
         return
-    beyond_s = {module_row(module): module.beyond_s for module in why.modules[:_MOST_MODULES]}
-    shown = {row: seconds for row, seconds in beyond_s.items() if seconds >= _WORTH_A_MODULE * left_s}
-    for row, seconds in shown.items():
-        yield TimePart(row, min(left_s, seconds), beyond_floor=True)
-        left_s -= min(left_s, seconds)
+    shown = [module for module in why.modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * left_s]
+    for module in shown:
+        yield TimePart(module_row(module), min(left_s, module.beyond_s), beyond_floor=True)
+        left_s -= min(left_s, module.beyond_s)
     kernels = "other kernels" if shown else "kernels (modules unknown)"
     yield TimePart(f"{kernels} slower than the ceilings, and overhead beyond that", left_s, beyond_floor=True)
 
@@ -374,34 +382,42 @@ def why_document(why: Why) -> WhyDocument:
 
 
 def why_sections(why: Why) -> list[Section]:
-    """The sections of a report: the answer, findings, calls, trials and notes."""
-    findings = [[item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
-                for item in why.findings]  # fmt: skip
-    trials = [[trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)]
-              for trial in why.tried]  # fmt: skip
     # Parts of less than 1 % share the last row.
     wall_s, parts = max(why.seen.wall_s, 1e-9), time_parts(why)
     shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
     if len(shown) < len(parts):
         shown.append(TimePart("all else", sum(part.seconds for part in parts if part not in shown)))
-    times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
     if not why.seen.calls and not why.seen.loads and why.seen.unnoted:
-        times = []
-    legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
-    calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)
+        shown = []
+    times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
+    calls = text_table(
+        CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",),
+        caption="what: batch x prompt tokens, + new tokens or @ cached tokens",
+    )  # fmt: skip
     part_table = text_table(("part", "time", "share"), times, ranked=True)
-    columns = ("finding", "saves", "share", "line", "evidence", "change")
-    finding_table = text_table(columns, findings, texts=("line",), wrapped=("evidence", "change"))
-    trial_table = text_table(("tried", "line", "what", "rounds", "saving"), trials, texts=("line", "what"))
-    largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
-    in_turn = "the same call, unchanged and changed in turn, on the script's model"
+    finding_table = text_table(
+        ("finding", "saves", "share", "line", "evidence", "change"),
+        [[item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
+         for item in why.findings],
+        texts=("line",), wrapped=("evidence", "change"),
+    )  # fmt: skip
+    trial_table = text_table(
+        ("tried", "line", "what", "rounds", "saving"),
+        [[trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)] for trial in why.tried],
+        texts=("line", "what"),
+    )
     incomplete = [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
     return [
         Section("", [Sentences(why_sentences(why))]),
-        Section("What to change", [finding_table], largest_first, HTML),
+        Section(
+            "What to change",
+            [finding_table],
+            "the largest saving first; seconds of this script, with their basis in the notes",
+            HTML,
+        ),
         Section("Where the time went", [part_table], f"all {duration(why.seen.wall_s)} of the script"),
         Section("Calls", [calls], "measured as the script ran", FULL),
-        Section("Trials", [trial_table], in_turn, HTML),
+        Section("Trials", [trial_table], "the same call, unchanged and changed in turn, on the script's model", HTML),
         Section("Notes", [Lines(note_lines(why), "dim")], media=FULL),
         Section("", [Lines(incomplete, "warning")]),
     ]

@@ -17,11 +17,11 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.findings import CallFloor
-from profiler.why_slow.floor import Subject, last_step_s, made_s
+from profiler.why_slow.floor import Subject, at_ceilings_s, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.watched_calls import prompt_ids
+from profiler.why_slow.watched_calls import GENERATE_BATCH, prompt_ids
 
 # Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
 _USUAL_SAVING = {
@@ -51,8 +51,6 @@ class Run:
 
     @classmethod
     def in_sequence(cls, runs: Sequence[Run]) -> Run:
-        """Some runs, one after the other."""
-
         def shortened(tokens: int) -> tuple[Run, ...]:
             parts = [run.shortened(tokens) for run in runs]
             return tuple(part for each in parts for part in each) if all(parts) else ()
@@ -112,7 +110,6 @@ class Candidate:
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
     stand_in: str = ""
-    """As in TriedChange."""
 
     @property
     def name(self) -> str:
@@ -125,7 +122,6 @@ class Candidate:
 
     @property
     def expected_s(self) -> float:
-        """The same in seconds of the script."""
         return self.group.seconds * self.expected
 
 
@@ -151,7 +147,8 @@ class RepeatedCall:
         so those in the middle of the answer are the average.
         """
         new = self.call.new_tokens
-        if self.call.kind != "generate" or self.noted.watched.in_threads or tokens < 1:
+        # A `generate_batch` starts a thread, which takes much of its time.
+        if self.call.kind != "generate" or self.noted.watched is GENERATE_BATCH or tokens < 1:
             return ()
         if new <= tokens:
             return (self.as_run,)
@@ -160,8 +157,7 @@ class RepeatedCall:
         step_s = (self.call.steady_s - prompt_s) / (new - 1)
 
         def part(weight: float, tokens: int, further: int = 0) -> Run:
-            run = functools.partial(self._run, tokens, further)
-            return Run(run, prompt_s + (tokens - 1) * step_s, weight=weight)
+            return Run(functools.partial(self._run, tokens, further), prompt_s + (tokens - 1) * step_s, weight=weight)
 
         if tokens == 1:
             return (part(1.0, 1),)
@@ -175,9 +171,8 @@ class RepeatedCall:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
         model, watched = self.model(), self.noted.watched
         args, named = self._arguments(model, further)
-        left_out = {name for name, value in self.options.items() if value is None}
         named |= dict.fromkeys(watched.limits, new_tokens) | dict(self.options)
-        named = {name: value for name, value in named.items() if name not in left_out}
+        named = {name: value for name, value in named.items() if name not in self.options or value is not None}
         with self.noted.context.entered(), torch.set_grad_enabled(self.call.settings.gradients):
             if self.call.context_len and watched.takes_cache:
                 named[argument_name(model)] = self._cache(model)
@@ -284,7 +279,9 @@ class CallGroup:
         subject = self.floor.subjects.get(self.call.model) if self.floor else None
         if subject is None or subject.overhead_s is None or self.call.new_tokens < 2:
             return None
-        return last_step_s(self.call, subject), subject.overhead_s[1]
+        context_len = self.call.prompt_len + self.call.new_tokens - 1
+        last = replace(self.call, kind="forward", prompt_len=1, context_len=context_len, new_tokens=0)
+        return at_ceilings_s(last, subject), subject.overhead_s[1]
 
     @property
     def subject(self) -> Subject | None:
@@ -310,6 +307,9 @@ class CallGroup:
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
         """A change to the call that stands for all, or to that of `more`; by default, the same call `within`."""
         as_is = self.repeated()
-        seconds = statistics.median(other.steady_s for other in self.calls if other.words == self.call.words)
-        common: dict[str, Any] = {"where": self.call.where, "as_is": as_is, "seconds": seconds}
+        common: dict[str, Any] = {
+            "where": self.call.where,
+            "as_is": as_is,
+            "seconds": statistics.median(other.steady_s for other in self.calls if other.words == self.call.words),
+        }
         return Candidate(self, name, evidence, change, changed=changed or as_is, **common | more)

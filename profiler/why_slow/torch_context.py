@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_SWITCHES = torch.backends.cuda  # which apply to a CPU as well
-_IS_ENABLED = {
-    SDPBackend.FLASH_ATTENTION: _SWITCHES.flash_sdp_enabled,
-    SDPBackend.EFFICIENT_ATTENTION: _SWITCHES.mem_efficient_sdp_enabled,
-    SDPBackend.CUDNN_ATTENTION: _SWITCHES.cudnn_sdp_enabled,
-    SDPBackend.MATH: _SWITCHES.math_sdp_enabled,
+_IS_ENABLED = {  # on a CPU as well
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
 }
 ALL_KERNELS = tuple(_IS_ENABLED)
 
@@ -42,8 +41,9 @@ class TorchContext:
         now = TorchContext.current(self.device_type)
         with ExitStack() as around:
             if self.autocast != now.autocast:
-                how = {"enabled": self.autocast is not None, "cache_enabled": self.keeps_casts}
-                around.enter_context(torch.autocast(self.device_type, self.autocast, **how))
+                around.enter_context(torch.autocast(
+                    self.device_type, self.autocast, enabled=self.autocast is not None, cache_enabled=self.keeps_casts
+                ))  # fmt: skip
             if self.kernels != now.kernels:
                 around.enter_context(sdpa_kernel(list(self.kernels)))
             yield

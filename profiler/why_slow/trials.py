@@ -1,9 +1,9 @@
-"""Try changes on a script's own calls, in interleaved pairs."""
+"""The answer to a script that called models: its floor, its costs, and changes to its calls, tried in pairs."""
 
 import contextlib
 import gc
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,21 +17,38 @@ from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
 from profiler.why_slow.batch_and_loop_changes import grows_by_a_token
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.change_registry import candidates
+from profiler.why_slow.costs import (
+    ModuleTimes,
+    conversion_findings,
+    fallback_findings,
+    module_times,
+    placement_findings,
+    plan_findings,
+)
 from profiler.why_slow.findings import (
     FEW_ROUNDS,
     LEAST_ROUNDS,
     LEAST_SHARE,
     MOST_ROUNDS,
+    TRIALS_SHARE,
+    CallFloor,
     Finding,
     Rounds,
     TriedChange,
     Untried,
+    Why,
     is_settled,
+    judge_calls,
 )
+from profiler.why_slow.floor import Subject, floor_of_calls, subjects_of
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, repeat
 
+# Share of the budget for repeating first calls.
+_FIRST_CALLS_SHARE = 0.25
+# Share of the budget by whose end the modules that the floor or a finding needs were timed.
+_MODULES_SHARE = 0.5
 # A side of a pair takes about so long: single runs of a short call differ by several percent.
 _SIDE_S = 0.6
 # A call that is shorter gets one more run before it, since the other side has filled memory and caches.
@@ -47,6 +64,74 @@ _WARM = 0.8
 _COLD_SHARE = 0.25
 # At most so many first calls per group are repeated once warm.
 _MOST_FIRSTS = 8
+
+
+def with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
+    """The answer to a script that called models, which it began to look for at `start_s`."""
+    limits = effort.STANDARD
+    if budget_s is None:
+        budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
+    on_core = 1 - seen.waiting
+    seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * on_core * budget_s)
+    untried = Untried()
+    groups = call_groups(recorder, seen, untried)
+    until_s = start_s + _MODULES_SHARE * budget_s
+    subjects: dict[str, Subject] = {}
+    known: dict[CallGroup, ModuleTimes | None] = {}
+
+    def times_of(group: CallGroup) -> ModuleTimes | None:
+        if known.get(group) is None:
+            subject = subjects.get(group.calls[0].model)
+            known[group] = module_times(group, lambda seconds: now_s() + seconds / on_core <= until_s, subject)
+        return known[group]
+
+    floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
+    for group in groups:
+        group.floor = floor
+    more = [
+        *placement_findings(groups, untried),
+        *plan_findings(groups, untried),
+        *fallback_findings(seen.fallbacks, groups, times_of, untried),
+    ]
+    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, start_s + TRIALS_SHARE * budget_s, untried, on_core)
+    more += conversion_findings(seen, recorder.loaded_models)
+    until_s = start_s + budget_s
+    times = times_of(groups[0]) if groups and floor else None
+    slowest = times.slowest() if times else []
+    return judge_calls(seen, trials, floor, untried.lines(budget_s), [*more, *untried.computed], slowest)
+
+
+def _floor(
+    recorder: Recorder,
+    seen: Observations,
+    groups: Sequence[CallGroup],
+    subjects: dict[str, Subject],
+    times_of: Callable[[CallGroup], ModuleTimes | None],
+) -> CallFloor | None:
+    """The floor of all calls that did not fail, if a model can be counted; `subjects` gets those of the models."""
+    outside_s: dict[int, float | None] = {}
+    calls = [call for call in seen.calls if not call.failed]
+    with contextlib.suppress(Exception):  # a user's model may fail in any way, and the answer is useful without a floor
+        subjects |= subjects_of(recorder.notes)
+        for group in groups:
+            names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
+            if not (has_tokens := group.call.prompt_len > 0):
+                names = ("",)  # all modules are counted as they run
+            if names and (not has_tokens or _has_other_inputs(group)):
+                times = times_of(group)
+                more_s = times.ceiling_within(names) / len(group.calls) if times else None
+                outside_s |= {call.number: more_s for call in group.calls}
+        if calls and (found := floor_of_calls(calls, subjects, outside_s)).seconds:
+            return found
+    return None
+
+
+def _has_other_inputs(group: CallGroup) -> bool:
+    """Whether the calls run an encoder, or were passed other numbers than token ids: pictures, sounds."""
+    others = (value for name, value in group.middle[1].named.items() if name not in ("inputs_embeds", "attention_mask"))
+    return group.model.config.is_encoder_decoder or any(
+        getattr(value, "is_floating_point", lambda: False)() for value in others
+    )
 
 
 @dataclass(frozen=True)
@@ -104,9 +189,10 @@ def try_changes(
         tried = attempt.work.candidate
         untried.without_time[tried.name] = attempt.cost_s
         if tried.about:
-            how = "from the shapes of the calls and the ceilings; there was no time for a trial"
-            what = (tried.where, tried.evidence, tried.change)
-            untried.computed.append(Finding(tried.id, tried.about * tried.group.seconds, *what, "computed", how))
+            untried.computed.append(Finding(
+                tried.id, tried.about * tried.group.seconds, tried.where, tried.evidence, tried.change, "computed",
+                "from the shapes of the calls and the ceilings; there was no time for a trial",
+            ))  # fmt: skip
         return ()
 
     def failed(plan: TrialPlan, error: Exception) -> None:
@@ -134,18 +220,18 @@ def try_changes(
 def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
     """The trial of one change. Raises RequestError if `deadline_s`, by `now_s`, comes before its third pair."""
     candidate = plan.candidate
-    shape = candidate.shape or candidate.group.call.words
     _free(candidate.group)  # such as the cache of the script's last call
     try:
         rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
     finally:
         candidate.release()
         _free(candidate.group)
-    if plan.tokens:
-        shape += f", as {plan.tokens} of its tokens"
-    numbers = tuple(call.number for call in candidate.group.calls)
-    what = (candidate.where, candidate.evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
-    trial = TriedChange(candidate.id, numbers, rounds, *what)
+    first_tokens = f", as {plan.tokens} of its tokens" if plan.tokens else ""
+    trial = TriedChange(
+        candidate.id, tuple(call.number for call in candidate.group.calls), rounds, candidate.where,
+        candidate.evidence, candidate.change, (candidate.shape or candidate.group.call.words) + first_tokens,
+        candidate.stand_in, candidate.alone,
+    )  # fmt: skip
     if trial.claimed:
         with contextlib.suppress(Exception):  # the saving is known without it
             trial = replace(trial, evidence=trial.evidence + candidate.explain())

@@ -1,27 +1,19 @@
 """The table of what is watched: each way in which scripts call models, how it is read, and how it is repeated."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from profiler.loading.cache_argument import given_cache, keeps_last_logits, without_cache
+from profiler.loading.cache_argument import given_cache, without_cache
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import repeatable, token_ids
 
-if TYPE_CHECKING:
-    from profiler.why_slow.call_record import CallRecord
-
 _NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
 """Arguments that trials leave out: objects of the script with side effects, and limits that they take from the call."""
-_NEEDS_LOGITS = {"labels", "logits_to_keep"}
-"""Arguments of a forward whose logits are all used, or are chosen already."""
-
 
 Given = tuple[CallSettings, tuple[int, int, int], Any, Arguments | None]
 """What arguments say: (settings, shape as in `CallRecord`, mask or None, those of a repetition if it can be one)."""
@@ -33,28 +25,12 @@ class Watched:
 
     kind: CallKind
     method: str
-    """Of the model."""
     read: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Given]
     """Reads a model and its (positional, named) arguments."""
     limits: tuple[str, ...] = ()
     """The options that fix the number of new tokens."""
     takes_cache: bool = True
     """Whether a repetition can be passed a cache of transformers."""
-    in_threads: bool = False
-    """Whether its forwards run in a thread of transformers. It is then not shortened: the thread takes much of it."""
-    sees_attention: bool = False
-    """Whether the shapes of its attention are recorded, which no config says."""
-
-    def end(self, noted: CallRecord, model: Any, result: Any, *, logits_watched: bool) -> None:
-        """Note the result of a call; with `logits_watched`, replace its logits by ones that note what is read."""
-        if self.kind == "generate":
-            noted.new_tokens = new_tokens(result, noted.shape[1], model)
-        elif logits_watched and self.takes_cache and noted.arguments and not noted.shape[2]:
-            from profiler.why_slow.read_logits import watch_logits
-
-            # A forward without a cache could leave out logits.
-            if keeps_last_logits(type(model)) and not _NEEDS_LOGITS & noted.arguments[1].keys():
-                noted.read = watch_logits(result, noted.shape[1])
 
 
 def _of_tokens(settings_of: Callable[..., CallSettings], method: str, model: Any, args: Any, named: Any) -> Given:
@@ -90,10 +66,10 @@ GENERATE = Watched(
     "generate", "generate", lambda *call: _of_tokens(generate_settings, "generate", *call),
     limits=("max_new_tokens", "min_new_tokens"),
 )  # fmt: skip
-GENERATE_BATCH = Watched(
-    "generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False, in_threads=True
-)
-PLAIN = Watched("forward", "__call__", _plain, takes_cache=False, sees_attention=True)
+# Its forwards run in a thread of transformers.
+GENERATE_BATCH = Watched("generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False)
+# No config says the shapes of its attention, so they are recorded.
+PLAIN = Watched("forward", "__call__", _plain, takes_cache=False)
 
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
@@ -102,12 +78,13 @@ _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output
 def common_settings(model: Any) -> CallSettings:
     import torch
 
-    weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
-    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
+    weight, fused = next(model.parameters()), torch.backends.cuda  # whose switches apply to a CPU as well
     return CallSettings(
         dtype=str(weight.dtype).removeprefix("torch."),
         device=str(weight.device),
-        math_attention=not any(enabled() for enabled in fused),
+        math_attention=not (
+            fused.flash_sdp_enabled() or fused.mem_efficient_sdp_enabled() or fused.cudnn_sdp_enabled()
+        ),
         gradients=torch.is_grad_enabled(),
         training=model.training,
         threads=torch.get_num_threads(),
@@ -116,8 +93,8 @@ def common_settings(model: Any) -> CallSettings:
 
 def forward_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
     """The settings of a forward of transformers, in a tenth of a millisecond."""
-    config = model.config  # an encoder's has no `use_cache`
-    return _settings(model, named, lambda name: named.get(name, getattr(config, name, None)), "DynamicCache")
+    # An encoder's config has no `use_cache`.
+    return _settings(model, named, lambda name: named.get(name, getattr(model.config, name, None)), "DynamicCache")
 
 
 def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
@@ -164,10 +141,8 @@ def _parameters(method: Any) -> tuple[str, ...]:
 def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """The value that `generate` uses: the argument, else that of its generation config, of the model's, the default."""
     configs = (named.get("generation_config"), getattr(model, "generation_config", None))
-    for value in (named.get(name), *(getattr(config, name, None) for config in configs)):
-        if value is not None:
-            return value
-    return default
+    values = (named.get(name), *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), default)
 
 
 def device_map_of(model: Any) -> dict[str, str]:
@@ -192,10 +167,8 @@ def is_spread(model: Any) -> bool:
 
 def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """The token ids passed to a call, [batch, tokens]; None if there are none."""
-    for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
-        if getattr(value, "dim", None) is not None and value.dim() == 2:
-            return value
-    return None
+    values = (named.get("input_ids"), named.get("inputs"), *args[:1])
+    return next((value for value in values if hasattr(value, "dim") and value.dim() == 2), None)
 
 
 def context_len(named: Mapping[str, Any]) -> int:

@@ -1,7 +1,5 @@
 """`roofscope doctor` with missing or broken parts of an installation; for GPUs see tests/simulated."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -18,6 +16,7 @@ from profiler.checks import device
 from profiler.checks import installation as checks
 from profiler.checks.installation import CheckResult, Found, run_check
 from profiler.device.machine import Machine
+from profiler.loading.source import presets
 
 CPU = torch.device("cpu")
 NAMES = ["driver", "torch", "packages", "torchao", "compressed-tensors", "gguf", "vllm"]
@@ -35,7 +34,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, cuda: int | None) -> None:
 
 @pytest.mark.slow
 def test_on_a_cpu(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("gpt2", "llama-2-7b", "mistral-7b-v0.1"))
+    few = {name: presets()[name] for name in ("gpt2", "llama-2-7b", "mistral-7b-v0.1")}
+    monkeypatch.setattr("profiler.loading.source.presets", lambda: few)
     done = roofscope("doctor", "--device", "cpu", "--format", "json")
     assert done.code == 0
     document = json.loads(done.out)

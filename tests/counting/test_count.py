@@ -116,7 +116,7 @@ def test_a_model_is_counted_in_its_published_format(roofscope) -> None:  # type:
     assert "--dtype bfloat16 counts them in 16 bits" in out
 
 
-def test_published_experts_keep_their_bits_in_a_mean() -> None:
+def test_published_experts_keep_their_bits_in_a_mean_and_in_a_named_format() -> None:
     """ggml-org/gpt-oss-20b-GGUF: 12.1 GB are 4.63 bits, the experts as published, and most others in q8_0 (8.5 bits).
 
     An expert has 13,219,200 bytes and 8,640 biases of 2 bytes: 768 leave 8.596 bits to each of the 1.80 B others.
@@ -127,6 +127,9 @@ def test_published_experts_keep_their_bits_in_a_mean() -> None:
     assert stored["q_proj"] == pytest.approx(24 * (2880 * 4096 * 8.596 / 8 + 4096 * 2), rel=1e-4)
     assert counted.whole.weight_bytes == pytest.approx(12.1e9, rel=2e-3)
     assert counted.note == "weights in 4.63 bits, a mean of all: the experts keep their published 4.26"
+    named = count("gpt-oss-20b", quant="q8_0")  # all others in 8.5 bits, biases and norms too
+    assert named.whole.weight_bytes == pytest.approx(12.1e9, rel=0.02)
+    assert named.note == "weights in 8.5 bits, but the experts keep their published 4.26"
     below = count("gpt-oss-20b", quant="4.2 bits")  # leaves 3.6 bits
     assert next(bytes_per_weight(bank) for bank in below.whole.work.of_kind(Experts)) == pytest.approx(4.2 / 8)
 

@@ -16,7 +16,7 @@ from profiler.counting.operators import Collective, Convolution, Embedding, Mode
 from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.loading.source import load_preset, preset_names, resolve
+from profiler.loading.source import presets, resolve
 from profiler.quant.registry import FORMATS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
@@ -25,7 +25,7 @@ EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smol
 STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
 
 
-@pytest.mark.parametrize("card", slow_except(("tinyllama-1.1b",), preset_names()))
+@pytest.mark.parametrize("card", slow_except(("tinyllama-1.1b",), presets()))
 def test_bundled_counts_are_up_to_date(card: str) -> None:
     """If this fails after an intended change, run `python tests/counting/counted.py` to write the file again."""
     quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
@@ -66,12 +66,12 @@ def test_other_models_and_formats_are_none() -> None:
     [
         RecurrentState("mixer", torch.float32, 64, 5, 4, count=2),
         Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2),
-        Collective("all", torch.bfloat16, "all_reduce", 2, Embedding("e", torch.bfloat16, 8, 2), 8, 2, count=3),
+        Collective("all", torch.bfloat16, "all_reduce", 2, Embedding("e", torch.bfloat16, 8, 2), 8, count=3),
     ],
 )
 def test_operators_that_no_card_has(operator: Operator) -> None:
     """The modules that the walk does not understand are restored too."""
-    work = ModelWork((operator,), 100, 90, ("mixer.odd",), ("tower",))
+    work = ModelWork((operator,), 100, ("mixer.odd",), ("tower",), coverage=0.9)
     model = from_json(json.loads(json.dumps(counts_json(CountedModel(work, 200)))))
     assert model.weight_bytes == 200
     read = model.work
@@ -101,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _write(folder: Path, **changed: object) -> None:
-    config = {**load_preset("smollm2-135m").config, **changed}
+    config = {**presets()["smollm2-135m"].config, **changed}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 

@@ -22,7 +22,7 @@ from profiler.facts.step import Step, StoredWeight
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.source import load_preset, resolve
+from profiler.loading.source import presets, resolve
 from profiler.quant.bitsandbytes import dense_rows
 from profiler.quant.registry import QuantOptions
 from profiler.quant.storage import conversion_calls, stored
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.cpu
 def test_scales_for_a_fused_kernel_are_smaller(monkeypatch: pytest.MonkeyPatch, fused: bool, double: bool) -> None:
     """Two layers of SmolLM2: 4 bits per weight, 16 codes per matrix, a float32 or bfloat16 absmax per block of 64."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
-    config = {**load_preset("smollm2-135m").config, "num_hidden_layers": 2}
+    config = {**presets()["smollm2-135m"].config, "num_hidden_layers": 2}
     model = on_meta(config, quant="nf4", options=QuantOptions(double=double), device=CPU)
     weights = 2 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
     matrices, norms = 2 * 7, 5 * 576 * 2

@@ -11,7 +11,7 @@ from small_models import SIZES
 from traffic import Traffic
 from transformers import AutoConfig, LlamaConfig
 
-from profiler.counting.attention import AttentionCore
+from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count, counted_module
 from profiler.counting.grid_count import count_grid
@@ -19,7 +19,6 @@ from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Elementwise, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.sparse_attention import Indexer
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import ceilings_called
 from profiler.engines.caches import quantized_cache
@@ -140,7 +139,7 @@ def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     found = count(str(tmp_path))
     work, alone = found.whole.work, walked(LLAMA)
     assert work.work(Step(1, 1, 9)).model_flops == alone.work(Step(1, 1, 9)).model_flops
-    assert work.params - work.tower_params == alone.params
+    assert work.params - dict(work.group_params)["towers"] == alone.params
     patches = 256
     layers = 12 * (2 * patches * (4 * 64 * 64 + 2 * 64 * 256) + 4 * patches**2 * 64)
     embedding, projector = 2 * patches * 3 * 14 * 14 * 64, 2 * patches * (64 * 64 + 64 * 64)
@@ -274,7 +273,7 @@ def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dt
     assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
     later = replace(path, residual_tokens=stored.residual(3))
-    kept = cache_bytes(ModelWork((core,), 0, 0, ()), 2, PROMPT + 3, later)
+    kept = cache_bytes(ModelWork((core,), 0, ()), 2, PROMPT + 3, later)
     assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
 
 

@@ -16,9 +16,9 @@ from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.floor import expected_tokens, pays_from, verifying
 from profiler.counting.grid_count import count_grid
+from profiler.counting.kernels import causal_pairs
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Experts, Linear, ModelWork, padded_work
-from profiler.counting.pairs import causal_pairs
 from profiler.counting.walk import walk
 from profiler.data.ceiling_set import ceilings_called
 from profiler.errors import RequestError

@@ -1,7 +1,5 @@
 """Datasheet peaks compared with arithmetic; cards, their links and their prices."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import re
@@ -167,10 +165,10 @@ def test_a_product_that_goes_on_a_part_of_a_number_and_a_memory_size_are_no_name
         ("M2 Max 32GB", "M2 Max 32GB", 21845), ("Apple M3 Max (64 GB)", "M3 Max 64GB", 49152),
         ("M2 Max 96GB", "M2 Max 96GB", 73728), ("m4 max 36gb", "M4 Max 32-core 36GB", 27648),
         ("M3 Max 36GB", "M3 Max 30-core 36GB", 27648),
-        ("Strix Halo 64GB", "Strix Halo 64GB", 49152),
+        ("Strix Halo 64GB", "Strix Halo 64GB", 49152), ("RTX 3090 24GB", "RTX 3090", 24248),
     ],
 )  # fmt: skip
-def test_the_memory_of_a_computer_may_follow_the_name_of_its_gpu(name: str, row: str, usable_mib: int) -> None:
+def test_its_memory_or_that_of_its_computer_may_follow_the_name_of_a_gpu(name: str, row: str, usable_mib: int) -> None:
     """Metal's limits, as llama.cpp prints them: 21845.34 MB of 32 GB (ollama issue 434), 73728 of 96 GB (3213)."""
     sheet = gpu_called(name)
     assert (sheet.gpu, sheet.usable_bytes // MIB) == (row, usable_mib)

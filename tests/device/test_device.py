@@ -1,7 +1,5 @@
 """The device: its description, its memory, its graphs, and the names of cache arguments in transformers."""
 
-from __future__ import annotations
-
 import os
 import platform
 import warnings

@@ -1,7 +1,5 @@
 """Readings of NVML (nvml.c stands in for the driver's library), of energy counters, and of busy neighbours."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

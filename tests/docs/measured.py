@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from profiler.data.datasheets import gpu_called
-from profiler.data.published_results import ENGINE_WORDS, MIXTURE, PublishedFigure, published
+from profiler.data.published_results import ENGINE_WORDS, MIXTURE
 from profiler.units import duration, percent, significant
+from tests.published_fit import PublishedFigure, published
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/measured.md"

@@ -96,7 +96,7 @@ def _exit_codes() -> str:
 def glossary_page() -> str:
     """Return the page of all terms of `explain`, in alphabetical order."""
     terms = sorted(GLOSSARY.items(), key=lambda item: item[0].lower())
-    rows = [(name, f"{term.meaning[0].upper()}{term.meaning[1:]}") for name, term in terms]
+    rows = [(name, f"{meaning[0].upper()}{meaning[1:]}") for name, meaning in terms]
     return (
         "# Glossary\n\n`roofscope explain TERM` prints the same; with `--run RUN` it adds that run's figures.\n\n"
         + table(("term", "meaning"), rows)

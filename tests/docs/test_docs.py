@@ -24,10 +24,10 @@ from tokenized import save_tokenizer
 import profiler
 from profiler.cli.app import app
 from profiler.data.datasheets import gpus
-from profiler.data.published_results import published
 from profiler.errors import RequestError
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 from tests.golden.screens import working_folder
+from tests.published_fit import published
 
 from . import measured
 from .reference import FOLDER, PAGES, SCHEMAS, anchor, pages

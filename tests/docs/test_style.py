@@ -15,8 +15,9 @@ import pytest
 from profiler.report.glossary import GLOSSARY, known_term
 
 ROOT = Path(__file__).parents[2]
-MODULES = [file for file in sorted((ROOT / "profiler").rglob("*.py")) if file.name != "quality.py"]
-"""All modules with messages, except that of `--check-quality`, which has the prompts that it compares."""
+MODULES = sorted((ROOT / "profiler").rglob("*.py"))
+PROMPT = "The harbour was quiet"
+"""The beginning of the text that `--check-quality` and `--draft` give to a model."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SCREENS = [*sorted((ROOT / "tests/golden").glob("*.txt")), *sorted((ROOT / "profiler").rglob("*.html*"))]
@@ -39,12 +40,13 @@ def prose(file: Path) -> str:
 
 
 def printed(module: Path) -> Iterator[str]:
-    """Yield the strings of a module, and the pieces of its f-strings, but no docstrings."""
+    """Yield the strings of a module, and the pieces of its f-strings, but no docstrings and no prompt of a model."""
     nodes = set(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
     docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes - docstrings:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
-            yield _CODE.sub("CODE", node.value)
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if " " in text.strip() and not text.startswith(PROMPT):
+            yield _CODE.sub("CODE", text)
 
 
 def long_sentences(text: str) -> list[str]:

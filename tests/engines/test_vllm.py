@@ -1,7 +1,5 @@
 """A real vLLM in this process: its tokens, its times and a full cache, and a run next to the eager engine."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json

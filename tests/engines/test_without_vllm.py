@@ -1,7 +1,5 @@
 """vLLM where it is not installed: requests that cannot work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

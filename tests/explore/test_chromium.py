@@ -1,7 +1,5 @@
 """The page in a real Chromium: sliders, choices, the map, and its width. `.ci/browser` runs it."""
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path
@@ -10,8 +8,7 @@ import pytest
 from browser import BROWSER, dumped
 
 from profiler.counting.cache import counted_model
-from profiler.explore.command import explore_page
-from profiler.explore.document import explore_document
+from profiler.explore.command import explore_document, explore_page
 from profiler.facts.step import Step
 from profiler.loading.source import resolve
 from profiler.units import scaled

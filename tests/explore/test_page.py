@@ -1,7 +1,5 @@
 """The page of `explore`: small, without connections, and with the numbers of `count` at 50 random points."""
 
-from __future__ import annotations
-
 import html
 import json
 import random
@@ -24,11 +22,10 @@ from profiler.counting.operators import as_value
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called
-from profiler.explore.command import MOST_BYTES, explore_page
-from profiler.explore.document import ExploreDocument, explore_document, grid_values
+from profiler.explore.command import MOST_BYTES, ExploreDocument, explore_document, explore_page, grid_values
 from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import PHASES, Phase
-from profiler.loading.source import preset_names, resolve
+from profiler.loading.source import presets, resolve
 
 POINTS = 50
 LIMITS = {
@@ -145,7 +142,7 @@ def test_it_opens_offline(document: ExploreDocument) -> None:
     assert "default-src 'none'" in html.unescape(page)
 
 
-@pytest.mark.parametrize("model", slow_except(("qwen2.5-0.5b",), preset_names()))
+@pytest.mark.parametrize("model", slow_except(("qwen2.5-0.5b",), presets()))
 def test_the_page_is_at_most_a_megabyte(model: str) -> None:
     """With every format and the five default GPUs."""
     assert len(explore_page(explore_document(model)).encode()) <= MOST_BYTES == 1_000_000

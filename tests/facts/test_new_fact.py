@@ -15,7 +15,7 @@ from profiler.errors import RunError
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.run_facts import OwnedModel
 from profiler.grid.cells import Cell, CellKey
-from profiler.store.samples import SAMPLES_FILE, fact_of, line_of, read_facts_of
+from profiler.store.folder import SAMPLES_FILE, fact_of, line_of, read_facts_of
 
 KEY = CellKey("decode", Cell(batch_size=2, prompt_len=16, new_tokens=8))
 
@@ -34,7 +34,7 @@ def test_it_is_stored_read_and_merged() -> None:
     for fact in facts:
         record = json.loads(line_of(fact))
         assert (record["kind"], record["batch_size"], record["phase"]) == ("warmth", 2, "decode")
-        merged.add(fact_of(record))
+        fact_of(record).merge_into(merged)
     assert merged.every(Warmth) == facts
     assert merged.latest(Warmth) == facts[-1]
     assert merged.latest_by(Warmth, "key") == (facts[-1],)
@@ -43,7 +43,7 @@ def test_it_is_stored_read_and_merged() -> None:
 def test_every_kind_is_known_to_a_process_that_only_reads_a_folder() -> None:
     sources = [path.read_text() for path in Path(profiler.facts.__path__[0]).glob("*.py")]
     classes = {name for source in sources for name in re.findall(r'^class \w+\(Fact, kind="(\w+)"\)', source, re.M)}
-    code = "from profiler.store.samples import Fact; print(*Fact.kinds)"
+    code = "from profiler.store.folder import Fact; print(*Fact.kinds)"
     known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"contention", "visit"} < classes
     assert set(known) >= classes

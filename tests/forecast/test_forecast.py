@@ -1,7 +1,5 @@
 """Forecasts compared with runs: counts from config.json, held-out cells, a simulated device, and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Forecasts on GPUs that were not measured: at least the lower bound of the datasheet."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The acceptance script, dry on a CPU; its known kernels, also on simulated GPUs."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

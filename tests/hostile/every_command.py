@@ -5,8 +5,6 @@
 Prints the attempted connections, and the exit code of each command.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

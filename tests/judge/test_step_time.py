@@ -172,7 +172,7 @@ def test_a_part_cannot_take_longer_than_the_whole(replayed_s: float, is_held_up:
 def test_the_fastest_of_several_replays_is_used() -> None:
     merged = MergedFacts()
     for seconds in (2e-3, 1e-3, 3e-3):
-        merged.add(Replays((KEY,), (Replay("op", (seconds,) * 3), Replay(f"only in {seconds}", (1.0,)))))
+        Replays((KEY,), (Replay("op", (seconds,) * 3), Replay(f"only in {seconds}", (1.0,)))).merge_into(merged)
     assert merged.replays[KEY]["op"].whole.median_s == 1e-3
     assert len(merged.replays[KEY]) == 4, "an operator of only one replay is included"
 

@@ -1,7 +1,5 @@
 """Presets, names and paths are resolved; checkpoints load, spill, or are refused before slow work starts."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path
@@ -25,7 +23,7 @@ from profiler.loading import device_map as placement
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import auto_class
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
-from profiler.loading.source import check_weights, load_preset, preset_names, resolve, resolve_weights
+from profiler.loading.source import check_weights, presets, resolve, resolve_weights
 from profiler.quant.checkpoints import Gguf, gguf_format
 from profiler.run.warnings import fit_warnings
 
@@ -36,17 +34,17 @@ with Path(__file__).with_name("public_params.csv").open(encoding="utf-8", newlin
 
 def test_presets_have_their_public_parameter_counts() -> None:
     """Their bundled counts are those of their modules (`test_bundled_counts_are_up_to_date`)."""
-    for name in preset_names():
+    for name in presets():
         counts = preset_counts(name)
         assert counts is not None
-        assert counts.work.params == PARAMS[name] == load_preset(name).params, name
+        assert counts.work.params == PARAMS[name] == presets()[name].params, name
 
 
 def test_presets_survive_the_config_class() -> None:
     """transformers' config class has every fact of a preset; it may rename one, or move it into a group."""
     moved = {"rope_theta", "rope_scaling", "model_type", "architectures", "dtype"}
     for name in PARAMS:
-        card, config = load_preset(name), load_config(resolve(name))
+        card, config = presets()[name], load_config(resolve(name))
         content = config.to_dict()
         for key, value in card.config.items():
             assert key in moved or content.get(key, getattr(config, key, None)) == value, (name, key)
@@ -75,7 +73,7 @@ def test_gguf_is_the_real_model(smollm2: LoadedModel, gguf_file: Path) -> None:
 
     assert walk(smollm2.module).params == 134_515_008
     assert smollm2.fit == CheckpointFit()
-    assert not smollm2.offloaded
+    assert not smollm2.offloaded_bytes
     assert smollm2.unpacked_from == "GGUF (Q4_1, Q8_0)", "its name says Q4_1, and its embedding table is in Q8_0"
     tokenizer = AutoTokenizer.from_pretrained(str(gguf_file.parent), gguf_file=gguf_file.name)
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids

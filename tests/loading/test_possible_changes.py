@@ -1,7 +1,5 @@
 """Which changes work where, and how they are written."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from dataclasses import replace

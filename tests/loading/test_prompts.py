@@ -1,7 +1,5 @@
 """Real prompts: their tokens are the tokenizer's, and a file that gives none is refused with its line."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every format that this machine quantises to: exact bytes, random weights, the tokens of generate, and refusals."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -27,7 +25,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import plan
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
-from profiler.measure.quality import check_quality, compare_logits, text_ids
+from profiler.measure.answers import check_quality, compare_logits, text_ids
 from profiler.quant.registry import FORMATS, PLAIN, Quant, QuantOptions
 from profiler.quant.storage import conversion_calls, model_storage_bytes, stored
 from profiler.quant.torchao import quantise_linears

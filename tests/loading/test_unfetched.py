@@ -1,7 +1,5 @@
 """Packages that are missing or broken disable only their features; a run of a hub's model connects to that hub only."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Answers with and without drafts, which have the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +13,8 @@ from subjects import subject_of
 from profiler.errors import RequestError
 from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
-from profiler.measure import drafting as measuring
-from profiler.measure.drafting import NGRAM, Draft, draft_of, measure_drafts
+from profiler.measure import answers as measuring
+from profiler.measure.answers import NGRAM, Draft, draft_of, measure_drafts
 from profiler.measure.subject import Subject
 from profiler.patching import patched
 from profiler.store.folder import read_run

@@ -17,7 +17,6 @@ from transformers import LlamaForCausalLM
 from profiler.device.machine import Machine
 from profiler.errors import tolerate_errors
 from profiler.facts.overhead import OverheadSamples
-from profiler.loading.request import LoadedModel
 from profiler.measure.overhead import measure_overhead
 
 STALL_S = 60.0
@@ -157,9 +156,9 @@ def test_all_sizes_together_take_at_most_twice_their_time_or_are_missing_with_th
 
 
 def test_a_stall_leaves_the_complete_loops_of_an_overhead_model_that_steps_only_by_itself(
-    measured: Measure, paced: Paced, monkeypatch: pytest.MonkeyPatch
+    measured: Measure, paced: Paced, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LoadedModel, "offloaded", True)
+    monkeypatch.setitem(subject_at(tiny_folder)[0].loaded.offloaded_bytes, "host", 1)
     paced.stalls_after = 30
     assert {item.phase: item.alone_s for item in measured()} == {
         "prefill": pytest.approx([STEP_S]),

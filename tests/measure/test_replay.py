@@ -1,7 +1,5 @@
 """Calls of a step, captured as the model makes them, and their replays; the overhead model of the model."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +35,8 @@ from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure import overhead
 from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
-from profiler.measure.kernels import replay_kernels
+from profiler.measure.kernels import replay_calls, replay_kernels, replay_linears
 from profiler.measure.overhead import overhead_model_config
-from profiler.measure.replay import replay_calls, replay_linears
 from profiler.measure.short_model import shortened
 
 pytestmark = pytest.mark.cpu
@@ -66,7 +63,7 @@ def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
 def test_page_faults_are_taken_off_the_call_that_took_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock adds one second per call: with 20 fresh pages at 20 ms, 0.6 s remain; without pages, 1 s remains."""
     faults = [0]
-    monkeypatch.setattr("profiler.measure.replay.page_faults", lambda: faults[0])
+    monkeypatch.setattr("profiler.measure.kernels.page_faults", lambda: faults[0])
 
     def call(pages: int) -> None:
         faults[0] += pages

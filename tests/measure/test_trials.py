@@ -1,7 +1,5 @@
 """Changes are tried by their lines: each does what it says, is timed in turn, and is undone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,11 +23,10 @@ from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest
 from profiler.measure import trials
-from profiler.measure.line_execution import Switch, arguments_of
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.trial_queue import in_turn
-from profiler.measure.trials import circumstances_here, try_changes
+from profiler.measure.trials import Switch, arguments_of, circumstances_here, try_changes
 
 CPU = Circumstances(on_gpu=False, dtype="float32", threads=2)
 TWO_CELLS = make_grid([6], [1, 2], 8)

@@ -14,7 +14,7 @@ from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
-from profiler.loading.source import preset_names
+from profiler.loading.source import presets
 from profiler.place.command import place
 
 COLUMNS = ("phase", "batch_size", "prompt_len", "new_tokens", "latency_s", "bits_per_weight", "tokens_per_step")
@@ -57,6 +57,11 @@ STEP = ("decode", 1, 1, 1, 1.0)
         (("decode", 1, 64, 1, 0.02, 4.5), "llama-3.1-8b", {"gpu": "L4", "quant": "nf4"}, 4.23e9 / 300e9),
         # 29.0 B x 8 of 128 experts and 0.91 B of attention in 8 bits, the head in 16.
         (STEP, "qwen3-30b-a3b", {"quant": "fp8", "gpu": "L40S"}, 3.34e9 / 864e9),
+        # Servers multiply in FP8: 65,536 tokens, and attention in 16 bits. An A100 has no units for FP8.
+        (("prefill", 8, 8192, "", 1.0), "llama-3.1-8b", {"quant": "fp8", "gpu": "H100 SXM"},
+         2 * 6.98e9 * 65_536 / 1979e12 + 32 * 8 * 2 * 4096 * 8192**2 / 989.4e12),
+        (("prefill", 8, 8192, "", 3.0), "llama-3.1-8b", {"quant": "fp8", "gpu": "A100 80GB SXM"},
+         (2 * 6.98e9 * 65_536 + 32 * 8 * 2 * 4096 * 8192**2) / 312e12),
     ],
 )  # fmt: skip
 def test_a_floor_is_that_of_arithmetic(
@@ -158,7 +163,7 @@ def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
 
 
-MIXTURES = [name for name in preset_names() if (counted := preset_counts(name)) and counted.work.of_kind(Experts)]
+MIXTURES = [name for name in presets() if (counted := preset_counts(name)) and counted.work.of_kind(Experts)]
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -168,7 +173,7 @@ def test_a_mixture_needs_room_for_all_of_its_experts(name: str, tmp_path: Path) 
     [row] = found.rows
     assert (row.fits, row.regime) == (False, None)
     assert "the weights need" in found.warnings[0]
-    assert "several GPUs (--tp N), another GPU or fewer bits, or the host's memory held a part" in found.warnings[0]
+    assert "more GPUs (--tp N), another GPU or fewer bits, or the host's memory held a part" in found.warnings[0]
     assert place(table(tmp_path / "t", ("decode", 1, 64, 32, 0.05)), name, gpu="B300 SXM").rows[0].fits
 
 
@@ -183,7 +188,7 @@ def test_a_cache_without_room_is_reported(tmp_path: Path) -> None:
         (False, None), (True, "inconclusive"), (True, "inconclusive")
     ]  # fmt: skip
     assert "the weights and the cache of 128 x 8704 tokens need 162 GB" in found.warnings[1]
-    assert "2 of 3 figures must come from several GPUs (--tp N), another GPU or a cache in fewer" in found.warnings[1]
+    assert "2 of 3 figures must come from more GPUs (--tp N), another GPU or a cache in fewer" in found.warnings[1]
 
 
 EVAL = "llama_perf_context_print: eval time = 20000.0 ms / 1000 runs ( 20 ms per token)"

@@ -185,7 +185,7 @@ DEV = HEAD + "| llama 70B | 39.59 GiB | 70.55 B | 99 | CUDA0/CUDA1 | tg500 | 17.
         (DEV, 3, 1, "says that it ran on 2 GPUs, not on 3"),
         (f"$ llama-cli -sm row\n{TWO}{HELD}{EVAL}", 0, 2, ""),
         (f"$ llama-cli --split-mode row\n{HELD}{EVAL}", 2, 2, ""),
-        (f"$ llama-cli -sm row\n{HELD}{EVAL}", 0, 1, "several GPUs (--tp N)"),
+        (f"$ llama-cli -sm row\n{HELD}{EVAL}", 0, 1, "more GPUs (--tp N)"),
     ],
 )  # fmt: skip
 def test_layers_of_llama_cpp_are_held_in_turn(text: str, tp: int, gpus: int, said: str, tmp_path: Path) -> None:

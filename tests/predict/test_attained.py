@@ -9,9 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiler.data.published_results import coverages, formats_of, published
+from profiler.data.published_results import coverages, formats_of
 from profiler.predict.published_efficiency import CardSteps, Shares, attained, no_basis
-from tests.published_fit import LeftOut, SourceSpread, coverages_again, fit_efficiency, fitted, left_out, steps_of
+from tests.published_fit import (
+    LeftOut,
+    SourceSpread,
+    coverages_again,
+    fit_efficiency,
+    fitted,
+    left_out,
+    published,
+    steps_of,
+)  # fmt: skip
 
 
 def decodes(*of: str) -> list[LeftOut]:

@@ -1,7 +1,5 @@
 """A new format is one record: checks, counts, trials and prices find it without a further edit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -5,8 +5,6 @@ bytes and operators of the ranks are written to FOUND as soon as they are loaded
 `EXCHANGE_S` longer than gloo needs, in the measurement of the link and in the model alike.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

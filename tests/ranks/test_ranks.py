@@ -1,7 +1,5 @@
 """Ranks on this machine's cores (gloo): the same tokens, the same bytes, a rank that is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -23,9 +21,8 @@ from profiler.counting.count import count
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.repetitions import Repetition
 from profiler.ranks.run import OWN_CORES
-from profiler.store.folder import read_run
+from profiler.store.folder import read_facts_of, read_run
 from profiler.store.operators_csv import read_operators
-from profiler.store.samples import read_facts_of
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from foreign_files import FILES, holds
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import ForeignFile, Tokens
+from profiler.readers.figures import ForeignFile
 
 TABLE = (FILES / "llama-bench-moe.md").read_text()
 
@@ -172,10 +172,10 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     file = read(
         head + draft + timings + timings.replace("draft acceptance", "x").replace("accepted", "x"), tmp_path / "f"
     )
-    assert {(figure.held.weight_bytes, figure.held.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
+    assert {(figure.weight_bytes, figure.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
     first, second = (figure for figure in file.figures if figure.covers == "decode")
     assert (first.settings, second.settings) == ((("run", "1"),), (("run", "2"),))
-    assert (first.tokens, second.tokens) == (Tokens(2, 2.5), Tokens(1))
+    assert [(each.tokens_given, each.tokens_processed) for each in (first, second)] == [(2, 2.5), (1, 1)]
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
 
 
@@ -244,7 +244,7 @@ def processor(share: str) -> str:
         ("$ vllm serve m --tensor-parallel-size=4\n" + text_of("vllm-serve.txt"), "decode", {"gpus": 4}, ""),
         # 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4.
         (text_of("vllm-serve.txt").rstrip().removesuffix("=" * 50) + DRAFTED, "decode",
-         {"given": 3.2, "processed": 4.0, "seconds": 3.2 * 0.01708}, ""),
+         {"tokens_given": 3.2, "tokens_processed": 4.0, "seconds": 3.2 * 0.01708}, ""),
         # 1,366.09 and 1,369.41 tokens/s are 255 in and 256 out, in an hour's requests; the batch is not in the line.
         (THROUGHPUT, "generate",
          {"batch_size": None, "prompt_len": 255, "new_tokens": 256, "requests": 19_260, "seconds": 3600.0}, ""),
@@ -269,13 +269,24 @@ def processor(share: str) -> str:
         (processor("43%/57% CPU/GPU"), "decode", {"weights_on_host": True}, "does not say it: no token from"),
         (processor("100% GPU"), "decode", {"weights_on_host": False}, "does not say it: no token from"),
         (processor(""), "decode", {"weights_on_host": False}, "all layers on the GPU"),
+        (processor("100% CPU"), "decode", {"gpu_layers": 0}, "does not say it: no token from"),
+        ("$ llama-cli --gpu-layers 30\n" + CLI, "decode", {"gpu_layers": 30}, ""),
+        (text_of("ollama.txt").replace("run mistral", "run --verbose mistral"), "decode",
+         {"model's name": "mistral-small:24b"}, ""),
+        (processor("100% GPU").replace("x 0b28", "mistral-small:24b 0b28").replace("$ ollama", ""), "decode",
+         {"model's name": "mistral-small:24b"}, ""),
+        ("Namespace(port=1, model='Qwen/Q-FP8')\n" + text_of("vllm-serve.txt"), "decode",
+         {"model's name": "Qwen/Q-FP8"}, ""),
+        # llama.cpp's list of SYCL devices has equal heads in several columns.
+        ("| | |compute|Max |compute|Max |\n|--|--|--|--|--|--|\n| 0| B580| 160| 1024| 32| 12G|\n\n" + TABLE, "decode",
+         {"tool": "llama-bench"}, ""),
         (SERVER + TIMINGS.replace("id  0", "id  1"), "decode", {}, "no other request at the same time"),
         # Drafts of a request that was cut off belong to no other. 51 accepted tokens of 4.64 per step are 11 steps,
         # which wrote 60 tokens: the last one gave more than it wrote.
-        (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "given": 60 / 11, "processed": 6.0}, ""),
+        (CUT_OFF, "decode", {"seconds": 1.83434 / 11, "tokens_given": 60 / 11, "tokens_processed": 6.0}, ""),
         # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
         ("18.0 tok/sec • 300 tokens • 1.16s to first token • Accepted 176/492 draft tokens",
-         "decode", {"given": 299 / 123, "processed": 5.0, "seconds": 300 / 18 / 123}, ""),
+         "decode", {"tokens_given": 299 / 123, "tokens_processed": 5.0, "seconds": 300 / 18 / 123}, ""),
         # A log of progress has several lines of a request: 101 tokens at 20 a second are 100 steps in 5.05 s.
         ("n_gen = 50, tg = 19.0 t/s, tg_3s = 18.1 t/s\nn_gen = 101, tg = 20.0 t/s, tg_3s = 20.1 t/s", "decode",
          {"seconds": 0.0505, "new_tokens": 101}, ""),
@@ -289,7 +300,7 @@ def processor(share: str) -> str:
          {"seconds": 1 / 19.08 * 10_013 / 10_012, "new_tokens": 10_013}, ""),
         # Reports of SGLang since 2025: 95.62 tokens/s of 9.35 ms each are 0.9 at a time.
         (re.sub(r"-----Time per Output(.*\n){4}", "", text_of("sglang-serving.txt")), "decode",
-         {"batch_size": 1, "given": 2.46, "seconds": 2.46 * 7.64e-3}, "the time between arrivals is used"),
+         {"batch_size": 1, "tokens_given": 2.46, "seconds": 2.46 * 7.64e-3}, "the time between arrivals is used"),
         # A GPU that shares the host's memory did not run beside another.
         (VULKAN + SHARED.format(1) + TABLE, "decode", {"stages": 1, "device": "AMD Radeon RX 7900 XT"}, ""),
         (SHARED.format(0) + TABLE, "decode", {"stages": 1, "device": "V3D 7.1.10.2"}, ""),

@@ -10,7 +10,7 @@ from foreign_files import FILES, changed, holds, record
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import Figure, Held, Shape, Tokens
+from profiler.readers.figures import Figure, Shape
 from profiler.readers.values import Measured
 
 PUBLISHED = list(csv.DictReader(Path(__file__).with_name("figures.csv").read_text().splitlines()))
@@ -95,11 +95,11 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8, "enable_dp_attention": True}}, "decode",
          {"batch_size": 243}, ""),
         # A time between arrivals of 3.5 times the time per token: several tokens arrive at once.
-        ("sglang-mtp.jsonl", UNSAID, "decode", {"given": None, "seconds": 5.124e-3}, "3.5 at a time"),
+        ("sglang-mtp.jsonl", UNSAID, "decode", {"tokens_given": None, "seconds": 5.124e-3}, "3.5 at a time"),
         ("sglang-mtp.jsonl", UNSAID | {"server_info": {"speculative_algorithm": None}}, "decode",
-         {"given": 1.0}, ""),
+         {"tokens_given": 1.0}, ""),
         # The file names six drafted tokens.
-        ("sglang-mtp.jsonl", {}, "decode", {"processed": 6.0}, "processes 6"),
+        ("sglang-mtp.jsonl", {}, "decode", {"tokens_processed": 6.0}, "processes 6"),
         # 10 ms per token of 2.5 per step.
         ("vllm-serve.json", {"median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}, "decode",
          {"seconds": 25e-3}, "gives 2.5 tokens"),
@@ -109,11 +109,12 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
         ("guidellm.json", {}, "decode", {"model's name": "small-llama"}, ""),
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
-        ("aiperf.json", SPECULATED, "decode", {"given": 3.25, "processed": 5.0, "seconds": 32.53e-3}, ""),
-        ("aiperf.json", {}, "decode", {"given": None}, ""),
+        ("aiperf.json", SPECULATED, "decode", {"tokens_given": 3.25, "tokens_processed": 5.0, "seconds": 32.53e-3}, ""),
+        ("aiperf.json", {}, "decode", {"tokens_given": None}, ""),
         # 299 tokens after the first, of which 176 were drafted, are 123 steps with four drafts each.
-        ("lm-studio.json", {"usage": LM_STUDIO_DRAFTS}, "decode", {"given": 299 / 123, "processed": 5.0}, ""),
-        ("lm-studio.json", {}, "decode", {"given": None}, ""),
+        ("lm-studio.json", {"usage": LM_STUDIO_DRAFTS}, "decode",
+         {"tokens_given": 299 / 123, "tokens_processed": 5.0}, ""),
+        ("lm-studio.json", {}, "decode", {"tokens_given": None}, ""),
         ("sglang-serving.jsonl", {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}, "decode", {"kv_itemsize": 1.0}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
@@ -192,16 +193,16 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
-        Figure("decode", Shape(2, 64, None, 32), Measured(0.02, rounding=0.0001, repeats=5), Tokens(None)),
+        Figure("decode", Shape(2, 64, None, 32), Measured(0.02, rounding=0.0001, repeats=5), None),
         Figure("prefill", Shape(1, 128, 9), Measured(0.5, rounding=0.05)),
-        Figure("decode", Shape(4, None, 248, 16), Measured(0.25, rounding=0.005), Tokens(None), notes=(note,)),
+        Figure("decode", Shape(4, None, 248, 16), Measured(0.25, rounding=0.005), None, notes=(note,)),
     ]
     names = names.strip() + ",samples_s,bits_per_weight\n"
     rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
     path.write_text(names + "\n".join(rows))
     assert list(read_foreign(path).figures)[1] == Figure(
         "decode", Shape(1, 64, None, 32), Measured(0.02, 0.0, 0.005, (0.019, 0.02, 0.022), 3),
-        Tokens(None), Held(weight_bytes=4.5 / 8), (("bits per weight", "4.5"),),
+        None, weight_bytes=4.5 / 8, settings=(("bits per weight", "4.5"),),
     )  # fmt: skip
     for broken, message in (
         ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a number from 1e-18 to 1e+15: -1"),

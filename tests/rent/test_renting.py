@@ -1,7 +1,5 @@
 """`rent`: what fits and what it costs by hand, ranges equal to those of `forecast --on`, limits, and the comparison."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import astuple

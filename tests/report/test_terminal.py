@@ -121,10 +121,10 @@ def test_no_word_of_a_table_is_torn(width: int) -> None:
 def test_negative_terms_are_left_of_zero() -> None:
     cell = result(key(), 1.0, weights_s=1.1, kernel_s=-0.02, unexplained_s=-0.08)
     [bar] = breakdown_bars([cell], 8)
-    spans = {item.term: (item.start, item.end) for item in bar.segments}
-    assert spans["weights_s"] == (0.0, pytest.approx(1.1))
-    assert spans["kernel_s"] == (pytest.approx(-0.02), pytest.approx(0.0))
-    assert spans["unexplained_s"] == (pytest.approx(-0.10), pytest.approx(-0.02))
+    spans = {item.term.name: (item.start, item.end) for item in bar.segments}
+    assert spans["weights"] == (0.0, pytest.approx(1.1))
+    assert spans["kernels below the ceiling"] == (pytest.approx(-0.02), pytest.approx(0.0))
+    assert spans["unexplained"] == (pytest.approx(-0.10), pytest.approx(-0.02))
     assert sum(item.share for item in bar.segments) == pytest.approx(1.0)
     assert bar.below_zero == "kernels -2 %, unexplained -8 %"
     [tiny] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)

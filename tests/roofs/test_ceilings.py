@@ -1,7 +1,5 @@
 """The probes of the ceilings: with a fake clock, over memories with known caches, and once with a real clock."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -30,8 +28,7 @@ from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as matmuls
 from profiler.roofs.bandwidth import measure_page_fault_s, measure_streams, measure_weights
-from profiler.roofs.fixed_work import DriftProbe, measure_host_pace
-from profiler.roofs.measure import cached, measure, remeasure_ceilings
+from profiler.roofs.measure import DriftProbe, cached, measure, measure_host_pace, remeasure_ceilings
 from profiler.roofs.sampler import clocked, sample
 from profiler.run.warnings import ceiling_warnings
 
@@ -424,8 +421,8 @@ class Timeless(Machine):
 
 def test_a_gpus_look_has_its_clock_and_waits_until_the_machine_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe's work is small, since its times are set by hand."""
-    monkeypatch.setattr("profiler.roofs.fixed_work.PROBE_BYTES", 1 << 12)
-    monkeypatch.setattr("profiler.roofs.fixed_work._SIDE", 8)
+    monkeypatch.setattr("profiler.roofs.measure.PROBE_BYTES", 1 << 12)
+    monkeypatch.setattr("profiler.roofs.measure._SIDE", 8)
     source = Mock(read=Mock(return_value=Reading(clock_hz=1.74e9)))
     of_cpu, of_gpu = (kind(CPU, clock=Settling(1e-3), source=source) for kind in (Machine, OnGpu))
     assert DriftProbe(of_cpu).look().clock_hz is None

@@ -1,7 +1,5 @@
 """The budget of a run and the batches that fit it; busy neighbours and slow GPUs, of which a run warns."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The default grid: the largest that is expected to be measured twice within the budget, and the next larger one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

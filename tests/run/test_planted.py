@@ -4,8 +4,6 @@ Times and budgets count only the CPU time of one thread, so other processes do n
 repetitions on a machine of any speed and load.
 """
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys
@@ -65,7 +63,7 @@ def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         return profiler.profile(str(model), out=out, no_trials=True, **{**requested, **options}).folder
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("profiler.device.clock.clock_for", lambda _device: CoreClock())
+        patch.setattr("profiler.device.machine.clock_for", lambda _device: CoreClock())
         patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
         patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
         patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)

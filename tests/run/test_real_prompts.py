@@ -1,7 +1,5 @@
 """Runs over real prompts, which are the grid and choose the experts, and over unequal ones, which are padded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +15,7 @@ from profiler.engines.transformers import PaddedEngine
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
-from profiler.measure.module_hooks import experts_touched
+from profiler.measure.inside import experts_touched
 from profiler.report.changes import conditions
 from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options

@@ -1,7 +1,5 @@
 """The times of a real model's steps: their parts add up, and two runs in a row agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

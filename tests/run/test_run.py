@@ -1,7 +1,5 @@
 """The files and figures of the main job, and what it measures besides its cells: overhead, replays, caches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args

@@ -6,8 +6,6 @@ on, 16 bits, no mask, one head width of at most 256. Memory-efficient: no groupe
 math. Kernels that are switched off (`sdpa_kernel`, `enable_flash_sdp`) are not selected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

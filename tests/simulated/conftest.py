@@ -1,7 +1,5 @@
 """Fixtures of all tests on simulated cards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """bitsandbytes' own table of the 4-bit kernels that a card runs, applied to simulated cards."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """The C++ part of the simulation: compiled once, then cached."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util

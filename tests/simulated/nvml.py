@@ -1,7 +1,5 @@
 """NVML for simulated cards, with the names of nvidia-ml-py."""
 
-from __future__ import annotations
-
 import math
 import os
 import types

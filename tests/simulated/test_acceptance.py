@@ -3,8 +3,6 @@
 No kernel is traced, and no memory controller counts: the card's log is compared in the other tests of this folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -22,6 +20,7 @@ import pytest
 import torch
 
 from profiler.checks import doctor
+from profiler.loading.source import presets
 
 from .host import SimulatedTime
 from .scenario import Scenario
@@ -56,7 +55,7 @@ def on_card(folder: Path, truth: Truth) -> Iterator[Any]:
         return run(bench, name, model, **{"new_tokens": 8, "budget_s": 2.0, **options})
 
     def of_one_preset(*args: Any, **more: Any) -> Any:
-        with mock.patch("profiler.loading.source.preset_names", return_value=("gpt2",)):
+        with mock.patch("profiler.loading.source.presets", return_value={"gpt2": presets()["gpt2"]}):
             return fits(*args, **more)
 
     def neighbour(*_: Any) -> Any:

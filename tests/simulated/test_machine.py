@@ -1,7 +1,5 @@
 """CUDA's machine on a simulated GPU: captures, ceilings, its power limit and counters, and what `doctor` says of it."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 from unittest import mock
@@ -16,10 +14,10 @@ from profiler.device.telemetry import nvml_source
 from profiler.effort import Effort
 from profiler.errors import CaptureError, RequestError
 from profiler.facts.ceilings import drift
+from profiler.loading.source import presets
 from profiler.roofs.bandwidth import measure_weights
-from profiler.roofs.fixed_work import DriftProbe
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm
-from profiler.roofs.measure import measure
+from profiler.roofs.measure import DriftProbe, measure
 from profiler.roofs.sampler import clocked
 from profiler.run.warnings import ceiling_warnings
 
@@ -142,7 +140,7 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
 @pytest.mark.slow
 def test_doctor_examines_a_t4(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistral 7B has 14.5 GB of weights in float16, of 16.1 GB. Only packed weights leave memory for a batch of 8."""
-    monkeypatch.setattr("profiler.loading.source.preset_names", lambda: ("mistral-7b-v0.1",))
+    monkeypatch.setattr("profiler.loading.source.presets", lambda: {"mistral-7b-v0.1": presets()["mistral-7b-v0.1"]})
     with simulated(T4):
         examination = examine("cuda")
     found = {each.name: each for each in examination.findings}

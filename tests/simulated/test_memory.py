@@ -3,8 +3,6 @@
 By that rule a cell that fits runs, a cell that cannot fit is refused, and a cell between the two is tried.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ten faults planted into the profiler, each with the scenario that must fail: with a fault it would prove nothing."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Random cards, eight others each day, each compared with its own log: scenarios find only expected faults."""
 
-from __future__ import annotations
-
 import random
 from datetime import date
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole profiler on cards of known truth: its figures match the truth."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from importlib.util import find_spec

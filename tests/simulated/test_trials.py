@@ -3,8 +3,6 @@
 Default runs end within their budget, in simulated seconds.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

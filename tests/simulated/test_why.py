@@ -1,7 +1,5 @@
 """`why` on a GPU of known truth names the cause or the line, and the seconds that the change really saves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -173,7 +171,7 @@ def test_reads_of_a_loop_are_named_with_what_they_cost() -> None:
         recorder = Recorder()
         with watched(recorder):
             loop(model, reads=False)
-        assert recorder.reads.after(recorder.notes[-1].where) == ()
+        assert recorder.reads_after(recorder.notes[-1].where) == ()
     first = why.findings[0]
     assert first.id == "host-sync"
     assert f"the host reads {STEPS - 1} values" in first.evidence

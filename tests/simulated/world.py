@@ -38,9 +38,9 @@ TIMED = ("device.clock", "device.machine", "device.telemetry", "device.contentio
 """Modules of the profiler that read a clock."""
 
 ENOUGH = {
-    "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_READINGS_S": 2e-3, "roofs.fixed_work.HOST_PACE_STEPS": 4,
-    "roofs.fixed_work._LEAST_RUNS": 2,
-    "measure.overhead.OVERHEAD_MODEL_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
+    "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_READINGS_S": 2e-3, "roofs.measure.HOST_PACE_STEPS": 4,
+    "roofs.measure._LEAST_RUNS": 2,
+    "measure.overhead.OVERHEAD_MODEL_STEPS": 8, "measure.kernels.ENOUGH_SAMPLES": 8,
     "measure.schedule.MORE_PREFILLS": 1, "measure.schedule.TAIL_PREFILLS": 2,
 }  # fmt: skip
 """Sample counts: a card without noise needs few samples, and its clock must be read despite so few."""

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,11 +34,10 @@ TWICE = replace(effort.STANDARD, rounds=2)
 def run(  # type: ignore[no-untyped-def]
     engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), grid: Grid = GRID, **plan: Any
 ) -> list[Repetition | Gap]:
-    planned = Plan(grid, budget_s, half_width=10.0, **plan)
-    schedule = Schedule(planned, HOST.now_s, fits=fits, earlier=earlier)
-    return list(
-        sweep(schedule, dict.fromkeys(grid.engines, engine), RepetitionContext(HOST, Prompts(32)), lambda _: None)
-    )
+    schedule = Schedule(Plan(grid, budget_s, **plan), HOST.now_s, fits=fits, earlier=earlier)
+    context = RepetitionContext(HOST, Prompts(32))
+    with mock.patch("profiler.stats.TARGET_HALF_WIDTH", 10.0):
+        return list(sweep(schedule, dict.fromkeys(grid.engines, engine), context, lambda _: None))
 
 
 SIZES = [2**power for power in range(8)]

@@ -48,10 +48,8 @@ from profiler.report.html import write_report
 from profiler.report.progress import Listener
 from profiler.run.judge_folder import judge_folder
 from profiler.store.document import SCHEMA_VERSION
-from profiler.store.folder import Run, read_document, read_run
+from profiler.store.folder import SAMPLES_FILE, Run, RunStore, read_document, read_facts_of, read_run, replace_file
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
-from profiler.store.samples import SAMPLES_FILE, read_facts_of
-from profiler.store.writer import RunStore, replace_file
 from profiler.user_cache import write_cache
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)

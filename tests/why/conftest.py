@@ -1,7 +1,5 @@
 """Each test of `why` begins as a script does: with nothing compiled, in an interpreter that nothing has changed."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The planted faults of scripts, each with its fix, and functions that run scripts while they are recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +11,12 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.why_slow.change_registry import candidates
+from profiler.why_slow.command import run_script
 from profiler.why_slow.findings import CallFloor, TriedChange, Untried
 from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate
-from profiler.why_slow.script import run_script
 from profiler.why_slow.trials import call_groups
 
 FAULTS = {

@@ -22,14 +22,14 @@ from transformers import DynamicCache, ViTConfig, ViTForImageClassification
 
 import profiler
 from profiler.device.clock import now_s
-from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
+from profiler.measure.linears import dense_copies, packed_linears, replaced
 from profiler.why_slow import change_registry, trials
 from profiler.why_slow.findings import TRIALS_SHARE, TriedChange, Untried, is_settled, pairs_agree
+from profiler.why_slow.model_changes import unmerged_adapters
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.repeat_call import Candidate, RepeatedCall, Run
 from profiler.why_slow.trials import TrialPlan, plan_trial, run_trial
 from profiler.why_slow.watched_calls import GENERATE, GENERATE_BATCH
-from profiler.why_slow.weight_changes import unmerged_adapters
 
 IDS = torch.ones(2, 8, dtype=torch.long)
 LINEARS_OF_A_LAYER = 7

@@ -1,7 +1,5 @@
 """A planted fault is the first finding, and its reported saving equals that of the fix."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time
@@ -73,8 +71,8 @@ def ran(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     with_effort(monkeypatch, script_floor=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: {0}, raising=False)
     monkeypatch.setattr("profiler.why_slow.recorder.OwnClock", ProcessClock)
-    monkeypatch.setattr("profiler.why_slow.own_lines.time", SimpleNamespace(sleep=sleep))
-    for name in ("recorder.own_s", "call_record.own_s", "own_lines.now_s", "trials.now_s", "trials.own_s"):
+    monkeypatch.setattr("profiler.why_slow.patches.time", SimpleNamespace(sleep=sleep))
+    for name in ("recorder.own_s", "call_record.own_s", "patches.now_s", "trials.now_s", "trials.own_s"):
         monkeypatch.setattr(f"profiler.why_slow.{name}", time.process_time)
 
     def run(name: str, source: str) -> Recorder:

@@ -1,7 +1,5 @@
 """The script's own lines by samples, and what `generate` runs at every token, by its class and its lines."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models in plain PyTorch: how they are recorded, counted and repeated, also where autocast casts their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
-from profiler.why_slow import weight_changes
-from profiler.why_slow.floor import floor_of_calls, subjects_of
-from profiler.why_slow.module_times import module_times
-from profiler.why_slow.plain_models import plain_work
+from profiler.why_slow import model_changes
+from profiler.why_slow.costs import module_times
+from profiler.why_slow.floor import floor_of_calls, plain_work, subjects_of
 
 WIDTH, ENTRIES, STEPS = 32, 48, 4
 LINEARS = 3
@@ -28,7 +25,7 @@ LINEARS = 3
 @pytest.fixture(autouse=True)
 def units(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that multiplies in bfloat16, whatever this one does."""
-    monkeypatch.setattr(weight_changes, "_has_units", lambda _: True)
+    monkeypatch.setattr(model_changes, "_has_units", lambda _: True)
 
 
 class Decoder(nn.Module):
@@ -124,7 +121,7 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: ceilings)
     model = decoder()
     [group] = groups_of(lambda: model(ids(1), cache(8)))
-    floor = floor_of_calls(group.calls, subjects_of(group.notes))
+    floor = floor_of_calls(group.calls, subjects_of(group.notes), {})
     # A step of one token reads each weight of 4 bytes for two FLOPs, and the keys and values of 8 tokens.
     weights = sum(parameter.numel() for parameter in model.parameters()) - ENTRIES * WIDTH
     nbytes = 4 * (weights + WIDTH + ENTRIES + 2 * WIDTH * 9)
@@ -216,7 +213,7 @@ def test_a_trial_casts_no_linear_and_computes_the_same() -> None:
 
 
 def test_where_the_dtype_is_emulated_autocast_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_changes, "_has_units", lambda _: False)
+    monkeypatch.setattr(model_changes, "_has_units", lambda _: False)
     model = decoder(frozen=True)
     change = changes_to(lambda: in_one(model))["emulated-dtype"]
     assert change.change == "leave out torch.autocast"

@@ -1,7 +1,5 @@
 """The page of real scripts has their answers, and `why` finds the causes in its fast scripts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Seconds of a script: parts add up to its run time, loads and one-time costs are separate, threads count once."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -32,10 +30,9 @@ from profiler.why_slow import costs, trials
 from profiler.why_slow.batch_and_loop_changes import batching_change
 from profiler.why_slow.call_record import Callback
 from profiler.why_slow.command import explained
-from profiler.why_slow.costs import conversion_findings
+from profiler.why_slow.costs import ModuleTimes, conversion_findings, module_times
 from profiler.why_slow.findings import CallFloor, SlowModule, Untried, Why, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
-from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, Load, Observations, OwnLine, Recompilation, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -331,7 +328,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def floor_of(model: Any, *calls: Call) -> CallFloor:
-    return floor_of_calls(calls, {"Llama": subject_of(model)})
+    return floor_of_calls(calls, {"Llama": subject_of(model)}, {})
 
 
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
@@ -409,7 +406,7 @@ def test_a_change_saves_what_the_ceilings_say(
     wide = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
     model = tiny_llama(**{"vocab_size": 4096} if change == "all-logits" else wide)
     subjects = {"LlamaForCausalLM": subject_of(model)}
-    found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
+    found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects, {}))
     assert found[change].about == pytest.approx(about, abs=room)
 
 
@@ -474,7 +471,6 @@ def test_reading_weights_is_that_of_a_part_if_they_are_many(monkeypatch: pytest.
     assert costs.read_weights_s(model) == 2.0
     monkeypatch.setattr(costs, "_MOST_BYTES", 64)
     assert costs.read_weights_s(model) == 8.0
-    assert costs.read_weights_s(None) is None
     monkeypatch.setattr(costs.tempfile, "TemporaryDirectory", Mock(side_effect=OSError("No space left on device")))
     assert costs.read_weights_s(model) is None
 
@@ -579,7 +575,7 @@ def test_a_picture_has_the_floor_of_its_patches_or_none(is_counted: bool, monkey
     """32 x 32 pixels are 16 patches of 8 x 8, which attend with a class token; only that is classified."""
     monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *COMPUTE))
     if not is_counted:
-        monkeypatch.setattr("profiler.why_slow.module_times.module_times", lambda *_: None)
+        monkeypatch.setattr("profiler.why_slow.trials.module_times", lambda *_: None)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=10)).eval()
     recorder = recorded(lambda: [model(pixel_values=torch.rand(2, 3, 32, 32)) for _ in range(8)])

@@ -36,14 +36,13 @@ from profiler.errors import RequestError
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.patching import switched
 from profiler.run import pipeline
-from profiler.why_slow.command import explained, why_script
+from profiler.why_slow.command import explained, run_script, scripts_own_profiler, why_script
+from profiler.why_slow.costs import fallback_findings, module_times
 from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls
-from profiler.why_slow.module_times import fallback_findings, module_times
 from profiler.why_slow.observations import CallSettings, Recompilation
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
-from profiler.why_slow.script import run_script, scripts_own_profiler
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
 LOAD = """import sys, torch

@@ -1,11 +1,8 @@
 """Pictures of runs, drawn from their folders only; a new one is a function and a line in PLOTS."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -14,11 +11,7 @@ from profiler.errors import RequestError, near_misses
 from profiler.report.plots.charts import breakdown_chart, doubling, memory, regime_map, throughput, waterfall
 from profiler.report.plots.roofline import operators, roofline
 from profiler.report.plots.style import MOST_WIDTH_IN, styled
-from profiler.store.folder import Run
-from profiler.store.writer import replace_file
-
-if TYPE_CHECKING:
-    from profiler.counting.grid_count import GridCount
+from profiler.store.folder import Run, replace_file
 
 PLOTS: dict[str, Callable[..., Figure]] = {
     "roofline": roofline,
@@ -47,15 +40,6 @@ def draw(runs: Sequence[Run], name: str, width_in: float = MOST_WIDTH_IN) -> Fig
         raise RequestError(f"{name} is a picture of one run; only throughput draws several.")
     with styled(width_in):
         return PLOTS[name](*runs)
-
-
-def check_gpus(grid: GridCount, name: str, request: str, add: str) -> None:
-    """Raise RequestError for the roofline of a counted grid without a GPU; `kv` needs none.
-
-    `request` is what the reader wrote, and `add` is what adds a GPU there.
-    """
-    if name == "roofline" and not grid.gpus:
-        raise RequestError(f"{request} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

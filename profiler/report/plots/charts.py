@@ -166,14 +166,13 @@ def breakdown_chart(run: Run) -> Figure:
     """
     bars = breakdown_bars(of_first_engine(run), _MOST_BREAKDOWNS_A_PHASE)
     figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
-    for name in terms_of(bars):
-        term = TERMS[name]
-        segments = [segment for bar in bars for segment in bar.segments if segment.term == name]
+    for term in terms_of(bars):
+        segments = [segment for bar in bars for segment in bar.segments if segment.term is term]
         widths, starts = [100 * abs(item.share) for item in segments], [100 * item.start for item in segments]
         style: Any = {"color": term.color, "hatch": term.hatch, "label": term.name}
         axes.barh(range(len(bars)), widths, left=starts, ec="white", lw=0.4, **style)
     axes.axvline(100, color="black", lw=1)
-    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.set_yticks(range(len(bars)), [bar.result.key.name for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlabel("share of the measured time, %")
     axes.set_title(title(run))
@@ -198,15 +197,15 @@ def waterfall(run: Run) -> Figure:
         cells = [cell for cell in run.measured if cell.key.on(smallest.cell.engine) == smallest]
     figure, row = panel_grid(len(cells), 3.4, 4.2, f"{title(run)}: term by term")
     for axes, cell in zip(row, cells, strict=True):
-        seconds = {name: getattr(cell, name) for name in TERMS}
-        shown = [name for name in TERMS if abs(seconds[name]) > _WORTH_DRAWING * cell.latency_s]
+        terms_s = [(term, getattr(cell, column)) for column, term in TERMS.items()]
+        shown = [(term, term_s) for term, term_s in terms_s if abs(term_s) > _WORTH_DRAWING * cell.latency_s]
         at_s = 0.0
-        for position, name in enumerate(shown):
-            bar: Any = {"color": TERMS[name].color, "hatch": TERMS[name].hatch}
-            axes.bar(position, 1e3 * abs(seconds[name]), bottom=1e3 * min(at_s, at_s + seconds[name]), **bar)
-            at_s += seconds[name]
+        for position, (term, term_s) in enumerate(shown):
+            bottom_s = min(at_s, at_s + term_s)
+            axes.bar(position, 1e3 * abs(term_s), bottom=1e3 * bottom_s, color=term.color, hatch=term.hatch)
+            at_s += term_s
         axes.bar(len(shown), 1e3 * cell.latency_s, color="#888888")
-        names = [*(TERMS[name].name for name in shown), "measured"]
+        names = [*(term.name for term, _ in shown), "measured"]
         axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
         axes.set_title(cell.key.name, fontsize=10)
         if with_engines:  # on one scale, to be compared

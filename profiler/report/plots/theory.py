@@ -1,27 +1,26 @@
 """Pictures of a counted grid: what the ceilings of GPUs allow, before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
+from profiler.counting.grid_count import GpuFloors, GridCount
+from profiler.errors import RequestError
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
-from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, Dashes, log_axes, log_ticks, panel_grid, phases_of
+from profiler.report.plots.style import PHASE_COLOR, PHASE_MARKER, Dashes, log_axes, panel_grid, phases_of
 from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
-from profiler.store.folder import Run
+from profiler.store.folder import Run, read_run
 from profiler.units import scaled
-
-if TYPE_CHECKING:
-    from profiler.counting.grid_count import GpuFloors, GridCount
 
 _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
 
@@ -33,8 +32,7 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     ceiling is what a healthy GPU sustains at its power limit, where the datasheets have it. `run` adds a run's measured
     cells.
     """
-    heading = _title(grid) + ("; stars: measured" if run else "")
-    figure, panels = panel_grid(len(grid.gpus), 7.4, 6.0, heading)
+    figure, panels = panel_grid(len(grid.gpus), 7.4, 6.0, _title(grid) + ("; stars: measured" if run else ""))
     named = [_roofline_panel(axes, grid, gpu, run) for axes, gpu in zip(panels, grid.gpus, strict=True)]
     figure.draw_without_rendering()  # names need the places of points
     for axes, points in zip(panels, named, strict=True):
@@ -53,9 +51,8 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         by_rate.setdefault(ceilings.flops_per_s[dtype], dtype)
     for place, (rate, dtype) in enumerate(by_rate.items()):
         label = f"{dtype}: {scaled(rate, 'OP/s' if dtype.startswith('int') else 'FLOP/s')}"
-        color, dashes, width = ("#888888", _OTHER_DASHES[place % len(_OTHER_DASHES)], 1.2)
-        if rate == own.flops_per_s:
-            color, dashes, width = (INK, "-", 2.0)
+        other = ("#888888", _OTHER_DASHES[place % len(_OTHER_DASHES)], 1.2)
+        color, dashes, width = (INK, "-", 2.0) if rate == own.flops_per_s else other
         ceiling = CeilingLine("other", label, ceilings.bytes_per_s, rate)
         plot_ceiling(axes, ceiling, color=color, ls=dashes, lw=width, label=label)
     for dtype, rate in ceilings.sustained.items():
@@ -110,8 +107,11 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
     depths = evenly(sorted(set(points["depth"].tolist())), MOST_SIZES)
     log_axes(axes, depths, "tokens per sequence", "weights, KV cache and workspace")
-    axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
-    log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
+    low, high = 0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max())
+    axes.set_ylim(low, high)
+    # A range of less than a decade gets evenly spaced marks.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > 10 * low else MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "B")))
     axes.legend(title=None, fontsize=9, loc="upper left")
 
 
@@ -124,5 +124,14 @@ def _title(grid: GridCount) -> str:
     return f"{grid.model}, {grid.dtype}{quant}: counted, not measured"
 
 
-THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {"roofline": theory_roofline, "kv": theory_kv}
-"""Pictures of `count --plot`."""
+_PLOTS: dict[str, Callable[[GridCount], Figure]] = {"roofline": theory_roofline, "kv": theory_kv}
+
+
+def draw_grid(grid: GridCount, name: str, request: str, add: str, run: Path | None = None) -> Figure:
+    """Return the picture `roofline` or `kv` of a counted grid, the first also with the cells of the run in a folder.
+
+    Raises RequestError for a roofline without a GPU: `request` is what the reader wrote, and `add` adds a GPU there.
+    """
+    if name == "roofline" and not grid.gpus:
+        raise RequestError(f"{request} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
+    return theory_roofline(grid, read_run(run)) if run is not None else _PLOTS[name](grid)

@@ -1,7 +1,5 @@
 """Ceilings compared with the datasheet, a second measurement and a graph of the same work; known kernels; the clock."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial

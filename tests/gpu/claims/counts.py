@@ -1,7 +1,5 @@
 """Counted bytes compared with the memory controller's (Nsight Compute): a stream and two steps."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import subprocess

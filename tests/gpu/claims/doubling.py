@@ -1,7 +1,5 @@
 """Doubling the batch ends at a named limit, and predicted peaks are right; last, a nearly full card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

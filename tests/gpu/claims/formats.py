@@ -1,7 +1,5 @@
 """Every precision separately: bytes as stored, time of dequantising, the kernel that ran; then a mixture of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The machine: what works according to `roofscope doctor`, its telemetry, another process on it, and a second card."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What questions.sh asks in a new process each: the pasted lines, a traced prefill, the linears of all formats."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -4,8 +4,6 @@ torch up to 2.11 leaves the generator capturing (PyTorch PR #176752 came later).
 nothing (PR #180395). Later versions leak the memory of the capture (issue #190308).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

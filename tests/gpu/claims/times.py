@@ -1,7 +1,5 @@
 """A plain loop compared with ours in this process; a shape twice; the breakdown; forecasts by batch."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Equal greedy tokens from every engine; their times; the best compared with the memory ceiling."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

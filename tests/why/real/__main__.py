@@ -5,8 +5,6 @@ python -m tests.why.real why [NAME ...]       run `roofscope why`, and keep its 
 python -m tests.why.real table                the answers compared with expected.toml, in Markdown
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

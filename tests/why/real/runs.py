@@ -1,7 +1,5 @@
 """Runs of the scripts: with and without a cure, and under `roofscope why`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

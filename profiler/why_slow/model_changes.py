@@ -1,27 +1,30 @@
-"""Changes to weights: their dtype, their format, their place, adapters that are not merged, a frozen LM head."""
+"""Changes to a model: its weights' dtype, format, place and adapters, its kernels, the overhead of its steps."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from profiler.device.device import describe
+from profiler.device.machine import Machine, machine_for
 from profiler.device.memory import available_bytes
+from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError
 from profiler.loading.request import dtype_name
-from profiler.measure.dense_copies import PackedLinear, dense_copies, packed_linears, replaced
-from profiler.measure.linears import kernel_of
+from profiler.measure.linears import PackedLinear, dense_copies, kernel_of, packed_linears, replaced
 from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
-from profiler.units import scaled
+from profiler.units import duration, scaled
 from profiler.why_slow.floor import at_ceilings_s
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, passed
 from profiler.why_slow.watched_calls import device_map_of, is_spread
 
 # The trial's copy of a model may take at most this share of the free memory.
@@ -172,8 +175,9 @@ def _in_dtype(group: CallGroup, dtype: torch.dtype) -> dict[str, Any]:
     def converted() -> Any:
         needs = sum(each.numel() for each in model.parameters()) * dtype.itemsize
         if needs > (free_bytes := _COPY_SHARE * available_bytes(torch.device(group.settings.device))):
-            what = f"its copy in {dtype_name(dtype)} needs {scaled(needs, 'B')}"
-            raise RequestError(f"{what}, and {scaled(free_bytes, 'B')} are free")
+            raise RequestError(
+                f"its copy in {dtype_name(dtype)} needs {scaled(needs, 'B')}, and {scaled(free_bytes, 'B')} are free"
+            )
         # Converted one by one, so that there is never a second model in the wide dtype.
         narrow = {id(each): nn.Parameter(each.detach().to(dtype), each.requires_grad)
                   for each in model.parameters() if each.is_floating_point()}  # fmt: skip
@@ -265,3 +269,117 @@ def _is_linear_in_its_input(module: Any, ins: int) -> bool:
             return bool(error <= 16 * torch.finfo(weight.dtype).eps * (1 + both.abs().max()) * ins**0.5)
     except Exception:  # a module with other inputs
         return False
+
+
+# Fewer tokens show no decode loop: the third step is captured.
+_LEAST_TOKENS = 8
+_WARM_STEPS = 2
+# About the seconds to compile a decode step for the first time, and those per layer.
+_COMPILE_S, _COMPILE_LAYER_S = 10.0, 1.0
+
+
+def is_bound_by_host(group: CallGroup) -> bool:
+    """Whether the steps of these calls on a GPU take the host longer than the GPU, as far as is known.
+
+    Their cache grows, and a static one could take them: no beams, no drafts.
+    """
+    call, (gpu_s, host_s) = group.call, group.last_step_s or (0.0, 0.0)
+    could = call.settings.beams == 1 and not call.settings.assistant and not call.context_len
+    decodes = call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS
+    return could and decodes and host_s >= gpu_s and not is_spread(group.model)
+
+
+def compiled_step(group: CallGroup) -> Candidate | None:
+    """A change to the compiled step; None if transformers would not compile it.
+
+    `generate` compiles its decode step if the cache is static (generation/utils.py of transformers 5.23:
+    `_valid_auto_compile_criteria`), and the compiled step is replayed as a CUDA graph (`CompileConfig.mode`). The step
+    is captured without torch.compile first, which takes no time to compile, and whose saving is never computed.
+    """
+    call, model, about = group.call, group.model, 0.0
+    quantizer = getattr(model, "hf_quantizer", None)
+    if model.config.is_encoder_decoder or not (quantizer is None or quantizer.is_compileable):
+        return None
+    words = "the host launches every step kernel by kernel"
+    if known := group.last_step_s:
+        gpu_s, host_s = known
+        words = (
+            f"the host needs at least {duration(host_s)} to launch a step,"
+            f" and the GPU {duration(gpu_s)} at its ceilings"
+        )
+        about = max(0.0, 1 - gpu_s / host_s)
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+    # A static cache for the whole answer, also for a shorter one, if transformers has that.
+    sized = hasattr(model.generation_config, "max_cache_len")
+    size = {"max_cache_len": call.prompt_len + call.new_tokens} if sized else {}
+    static: dict[str, object] = {"cache_implementation": "static", **size}
+    compiled = group.candidate(
+        "uncompiled", words, f"{passed(static)}: generate then compiles the step, and replays it as a CUDA graph",
+        group.repeated(**static), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers, about=about,
+    )  # fmt: skip
+    made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
+    return replace(
+        compiled, within=lambda: patched(model, **made()), release=made.cache_clear, once_s=0.0,
+        closer=(replace(compiled, about=0.0),), stand_in="its step as a CUDA graph without torch.compile",
+    )  # fmt: skip
+
+
+def _replacements(model: Any, machine: Machine, slots: int) -> dict[str, Callable[..., Any]]:
+    """Methods with which `generate` on a static cache replays a captured step. Raises RequestError if no graph can."""
+    cache = unwindowed(static_cache(model, slots), slots)
+    if moving_window(cache):
+        raise RequestError("the host moves this model's window, which a CUDA graph cannot replay")
+    step = GraphOfStep(model, machine)
+
+    def emptied(**_: object) -> Any:
+        cache.reset()
+        return cache
+
+    return {"_prepare_static_cache": emptied, "get_compiled_call": lambda _config: step}
+
+
+@dataclass
+class GraphOfStep:
+    """A step that becomes a CUDA graph at its third call; all calls have the same shapes."""
+
+    run: Callable[..., Any]
+    machine: Machine
+    _calls: int = 0
+    _inputs: Any = None
+    """The (positional, named) arguments whose tensors the graph reads."""
+    _output: Any = None
+    _replay: Callable[[], object] | None = None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""
+        self._calls += 1
+        if self._calls <= _WARM_STEPS:
+            with self.machine.on_side_stream():
+                return self.run(*args, **named)
+        inputs = (args, named)
+        if self._replay is None:
+            self._inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
+            self._replay = self.machine.capture(self._step)
+        for memory, value in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
+            if isinstance(value, torch.Tensor):
+                memory.copy_(value)
+        self._replay()
+        return self._output
+
+    def _step(self) -> None:
+        args, named = self._inputs
+        self._output = self.run(*args, **named)
+
+
+@contextlib.contextmanager
+def with_implementation(model: Any, part: str, name: str) -> Iterator[None]:
+    """A context in which a model's `attn` or `experts` have another implementation; its towers get back their own."""
+    attribute = f"_{part}_implementation"
+    before = {id(each.config): (each.config, getattr(each.config, attribute))
+              for each in model.modules() if hasattr(getattr(each, "config", None), attribute)}  # fmt: skip
+    try:
+        getattr(model, f"set{attribute}")(name)
+        yield
+    finally:
+        for config, own in before.values():  # an outer one first, as it also sets those within
+            setattr(config, attribute, own)
