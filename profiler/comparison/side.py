@@ -125,8 +125,8 @@ class SettingDifference:
     name: str
     before: str
     after: str
+    # It forbids a comparison, may explain a change, or hardly matters.
     weight: Literal["refuses", "explains", "context"]
-    """Its effect: it forbids a comparison, may explain a change, or hardly matters."""
 
     @property
     def refuses(self) -> bool:
