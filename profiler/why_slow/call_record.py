@@ -7,11 +7,11 @@ import functools
 import sys
 import sysconfig
 import threading
-import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from profiler.device.clock import Clock
@@ -185,9 +185,11 @@ def users_line() -> str:
 
     Without such a line it is `a library's own code`.
     """
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         if file := users_file(frame.f_code.co_filename):
-            return f"{file}:{line}"
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
     return _STARTED_AT.get(threading.current_thread(), _NO_LINE)
 
 
