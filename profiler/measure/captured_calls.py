@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Experts, ModelWork, Operator
@@ -95,7 +96,7 @@ def answered(model: nn.Module, modules: Modules, *, attends: bool = False) -> It
 
     def once(key: object, call: Callable[[], Any]) -> Any:
         if key not in results:
-            results[key] = _zeros_like(call())
+            results[key] = tree_map_only(torch.Tensor, torch.zeros_like, call())
         return results[key]
 
     def attention(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,12 +117,6 @@ def answered(model: nn.Module, modules: Modules, *, attends: bool = False) -> It
         for module in skipped:
             patches.enter_context(patched(module, forward=partial(forward, module, module.forward)))
         yield
-
-
-def _zeros_like(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        return torch.zeros_like(result)
-    return tuple(_zeros_like(part) for part in result) if isinstance(result, tuple) else result
 
 
 def callable_modules(model: Any, work: ModelWork, room_bytes: float, step: Step) -> dict[Operator, list[nn.Module]]:

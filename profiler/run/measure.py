@@ -18,7 +18,7 @@ from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
 from profiler.measure.answers import check_quality, measure_drafts
-from profiler.measure.inside import experts_touched, hook_cell, time_generate, trace_cell
+from profiler.measure.hooks_and_traces import experts_touched, hook_cell, time_generate, trace_cell
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
 from profiler.measure.linears import time_formats
 from profiler.measure.subject import Subject

@@ -19,7 +19,7 @@ from profiler.device.machine import Machine
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS
 from profiler.judge.engine_differences import PART_NAMES
-from profiler.measure.inside import TRACE, Interval, Pieces, activity, count_reads, kernel_name, trace_cell
+from profiler.measure.hooks_and_traces import TRACE, Interval, Pieces, activity, count_reads, kernel_name, trace_cell
 from profiler.report import time_breakdown
 from profiler.report.changes import generate_lines
 from profiler.store.folder import read_run
@@ -60,7 +60,9 @@ def test_a_named_range_on_the_card_is_no_kernel(monkeypatch: pytest.MonkeyPatch)
     kernels = [event(start_us, start_us + 1000.0, annotation=False) for start_us in (0.0, 3000.0)]
     events = [*kernels, event(0.0, 4000.0, annotation=True)]
     profiler_of_torch = SimpleNamespace(events=lambda: events)
-    monkeypatch.setattr("profiler.measure.inside.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch))
+    monkeypatch.setattr(
+        "profiler.measure.hooks_and_traces.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch)
+    )
     subject: Any = SimpleNamespace(
         engines={"eager": SimpleNamespace(decode=lambda state: None)},
         start=lambda cell: lambda: None,

@@ -15,7 +15,7 @@ from profiler.engines.transformers import PaddedEngine
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import TERMS
-from profiler.measure.inside import experts_touched
+from profiler.measure.hooks_and_traces import experts_touched
 from profiler.report.changes import conditions
 from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options
