@@ -275,29 +275,6 @@ class Drafting(Fact, kind="drafting"):
 
 
 @dataclass(frozen=True)
-class BatchTimes:
-    """Seconds of all packed linears of a model in one decode step, and of dense ones in their place."""
-
-    batch: int
-    packed_s: float
-    dense_s: float
-    ratios: tuple[float, ...] = ()
-    """Packed over dense seconds of each round, in which both took turns."""
-
-
-@dataclass(frozen=True)
-class PackedBatches(Fact, kind="packed_batches"):
-    """The packed linears of a model against dense ones of random values, at several batches; in older runs."""
-
-    format: str
-    kernel: str
-    """The operator that takes the longest in one call of a packed linear."""
-    dense_dtype: str
-    times: tuple[BatchTimes, ...]
-    """One entry per batch, in ascending order."""
-
-
-@dataclass(frozen=True)
 class LinearsTime:
     """All linears of a decode step in one format, by themselves."""
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.data.datasheets import gpus
-from profiler.facts.measurements import Drafting, ExpertsTouched, FormatLinears, PackedBatches, Quality
+from profiler.facts.measurements import Drafting, ExpertsTouched, FormatLinears, Quality
 from profiler.facts.overhead import overhead_seconds
 from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
@@ -62,7 +62,6 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         activity=tuple(view(ActivityRecord, item, **key.columns) for key, item in gathered.activity.items()),
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
-        packed_batches=gathered.latest(PackedBatches),
         format_linears=gathered.latest(FormatLinears),
         generate=judgement.generate,
         ragged=tuple(cell.ragged for cell in judgement.judged if cell.ragged),

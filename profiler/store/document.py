@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.facts.ceilings import Ceilings, MeasuredCeilings
-from profiler.facts.measurements import Drafting, FormatLinears, KernelTime, PackedBatches, Quality
+from profiler.facts.measurements import Drafting, FormatLinears, KernelTime, Quality
 from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
@@ -246,8 +246,6 @@ class RunDocument:
     """How much the answers of a quantised model differ; null unless it was requested."""
     drafting: Drafting | None = None
     """Answers with and without drafts (speculative decoding); null unless it was requested."""
-    packed_batches: PackedBatches | None = None
-    """Packed linears against dense ones at several batches, in older runs."""
     format_linears: FormatLinears | None = None
     """All linears of a decode step in each format, without the host; null if they were not timed."""
     generate: tuple[GenerateOverhead, ...] = ()

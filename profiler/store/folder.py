@@ -152,7 +152,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 """Columns without which a row says nothing; a run that was written before another column existed lacks it."""
 
 
-_LEFT = ("after_silence", "fresh_start", "queue", "ranks")
+_LEFT = ("after_silence", "fresh_start", "packed_batches", "queue", "ranks")
 """Kinds of facts that older versions stored and nothing reads any more; a tuple, since a damaged kind may be a list."""
 _CELL = tuple(item.name for item in fields(Cell))
 _adapter = cache(TypeAdapter)
