@@ -149,13 +149,12 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
 
     prompt = max(1, context_len)
     largest, served = most(lambda batch: at_once(batch, prompt)), most(lambda batch: in_chunks(batch, prompt))
+    floor_s = float(floor_under(work, one, ceilings, counted.dtype).floor_s)
     return GpuNumbers(
         gpu=ceilings.name,
         bytes_per_s=ceilings.bytes_per_s,
         sustained_bytes_per_s=ceilings.sustained_bytes_per_s,
-        tokens_per_s_at_most=1 / float(floor_under(work, one, ceilings, counted.dtype).floor_s)
-        if largest or served
-        else None,
+        tokens_per_s_at_most=1 / floor_s if largest or served else None,
         linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, ceilings, counted.dtype),
         compute_bound_from_batch=compute_bound_from_batch(work, one, ceilings, counted.dtype),
         largest_batch=largest,
@@ -179,12 +178,11 @@ def _architecture(work: ModelWork) -> Architecture:
     cores = work.of_kind(AttentionCore)
     heads = [operator for operator in work.of_kind(Linear) if operator.group == "lm_head"]
     experts = work.of_kind(Experts)
+    widths = [table.width for table in work.of_kind(Embedding)]
     return Architecture(
         layers=work.layers,
         attention_layers=sum(core.count for core in cores),
-        hidden_size=heads[0].weight.in_features
-        if heads
-        else max((table.width for table in work.of_kind(Embedding)), default=0),
+        hidden_size=heads[0].weight.in_features if heads else max(widths, default=0),
         query_heads=cores[0].query_heads if cores else 0,
         kv_heads=cores[0].kv_heads if cores else 0,
         head_dim=cores[0].qk_dim if cores else 0,

@@ -18,7 +18,7 @@ def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
         return counted
     work, experts, others = counted.work, counted.work.of_kind(Experts), form
     kept = _published_experts(counted) if form.packs == "all" else None
-    if kept and not form.source:
+    if kept and form.is_mean:
         split = split_mean(counted, form.bits / 8, (0.5, 2.0))
         kept, others = (kept, replace(form, bits=8 * split[1])) if split else (None, form)
     operators = [
@@ -93,7 +93,7 @@ def stored_note(quant: str, counted: CountedModel) -> str:
         packs = "linears" if form.packs == "experts" and not experts else form.packs
         bits = 8 * bytes_per_weight(experts[0]) if experts and packs == "all" else form.bits
         kept = f"the experts keep their published {bits:.3g}" if abs(bits / form.bits - 1) > 0.01 else ""
-        if kept and form.source:
+        if kept and not form.is_mean:
             return f"weights in {form.bits:.3g} bits, but {kept}"
         which, of = "experts" if packs == "experts" else "weights", f": {kept}" if kept else ""
         return f"{which} in {form.bits:.3g} bits, {_OTHERS[packs]}{of}"

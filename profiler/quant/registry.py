@@ -286,6 +286,11 @@ class StoredFormat:
     source: str = ""
 
     @property
+    def is_mean(self) -> bool:
+        """Whether it is a mean number of bits, such as `4.85 bits`, and not a named format, which has a source."""
+        return not self.source
+
+    @property
     def published_as(self) -> str:
         """The format whose published results stand for its own: weights in about as many bits."""
         return "int4wo" if self.bits < 6 else "int8wo"

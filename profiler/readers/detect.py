@@ -30,8 +30,8 @@ _REFUSED = (
 # Settings of commands in the first MB of a text; `python -m` and `mlx_lm.generate -m 512` are of something else.
 _IN_COMMANDS = {
     "model's name": r"(?:(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|vllm serve"
-    r"|ollama run(?: +--[\w=-]+)*|lms (?:chat|load))[ =]+|\bmodel=|(?:\A|\n)NAME +ID +SIZE[^\n]*\n)"
-    r"['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
+    r"|ollama run(?: +--(?:(?:keepalive|format) +\S+|[\w=-]+))*|lms (?:chat|load))[ =]+"
+    r"|(?<![\w-])model=|(?:\A|\n)NAME +ID +SIZE[^\n]*\n)['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
     "quantization": r"\s--quantization[ =]+(\w\S*)",
     "split_mode": r"\s(?:-sm|--split-mode)[ =]+(row|tensor|graph)",
     "gpus": r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)",

@@ -226,6 +226,13 @@ def test_numbers_of_llama_2_7b(llama: ModelNumbers) -> None:
     assert llama.attention_is_half_at == pytest.approx(2 * (projections + mlp + head) / (4 * 4096 * 32), abs=1)
 
 
+def test_cached_latents_are_compute_bound_from_two_sequences() -> None:
+    """34,816 FLOPs for the 1,152 bytes of a latent are 30.2 per byte, and an M1 Max has 10.6 TFLOP/s and 400 GB/s."""
+    counted = counted_model(resolve("deepseek-v2-lite"), rented=True)
+    [m1] = model_numbers(counted, 131_072, (ceilings_called("M1 Max"),)).gpus
+    assert m1.compute_bound_from_batch == 2
+
+
 def test_what_gpus_allow_llama_2_7b(llama: ModelNumbers) -> None:
     """Linears are compute-bound from 989 x 2 / (2 x 3.35) = 295 rows; the cache of all heads outweighs them."""
     h100, t4 = llama.gpus

@@ -58,7 +58,7 @@ STEP = ("decode", 1, 1, 1, 1.0)
         # 29.0 B x 8 of 128 experts and 0.91 B of attention in 8 bits, the head in 16.
         (STEP, "qwen3-30b-a3b", {"quant": "fp8", "gpu": "L40S"}, 3.34e9 / 864e9),
         # Servers multiply in FP8: 65,536 tokens, and attention in 16 bits. An A100 has no units for FP8.
-        (("prefill", 8, 8192, "", 1.0), "llama-3.1-8b", {"quant": "fp8", "gpu": "H100 SXM"},
+        (("prefill", 8, 8192, 0, 1.0), "llama-3.1-8b", {"quant": "fp8", "gpu": "H100 SXM"},
          2 * 6.98e9 * 65_536 / 1979e12 + 32 * 8 * 2 * 4096 * 8192**2 / 989.4e12),
         (("prefill", 8, 8192, "", 3.0), "llama-3.1-8b", {"quant": "fp8", "gpu": "A100 80GB SXM"},
          (2 * 6.98e9 * 65_536 + 32 * 8 * 2 * 4096 * 8192**2) / 312e12),

@@ -271,11 +271,11 @@ def processor(share: str) -> str:
         (processor(""), "decode", {"weights_on_host": False}, "all layers on the GPU"),
         (processor("100% CPU"), "decode", {"gpu_layers": 0}, "does not say it: no token from"),
         ("$ llama-cli --gpu-layers 30\n" + CLI, "decode", {"gpu_layers": 30}, ""),
-        (text_of("ollama.txt").replace("run mistral", "run --verbose mistral"), "decode",
+        (text_of("ollama.txt").replace("run mistral", "run --keepalive 5m --verbose mistral"), "decode",
          {"model's name": "mistral-small:24b"}, ""),
         (processor("100% GPU").replace("x 0b28", "mistral-small:24b 0b28").replace("$ ollama", ""), "decode",
          {"model's name": "mistral-small:24b"}, ""),
-        ("Namespace(port=1, model='Qwen/Q-FP8')\n" + text_of("vllm-serve.txt"), "decode",
+        ("Namespace(draft_model='d', model='Qwen/Q-FP8')\n" + text_of("vllm-serve.txt"), "decode",
          {"model's name": "Qwen/Q-FP8"}, ""),
         # llama.cpp's list of SYCL devices has equal heads in several columns.
         ("| | |compute|Max |compute|Max |\n|--|--|--|--|--|--|\n| 0| B580| 160| 1024| 32| 12G|\n\n" + TABLE, "decode",
