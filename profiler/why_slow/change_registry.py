@@ -17,7 +17,6 @@ from profiler.why_slow.floor import made_s, with_all_logits
 from profiler.why_slow.observations import Call
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import ALL_KERNELS
-from profiler.why_slow.watched_calls import GENERATE_BATCH
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ CHANGES = (
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, model_changes.cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, model_changes.other_dtype),
     Change(
-        "one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, batch_and_loop_changes.paged_batch_change
+        "one-by-one", lambda group: group.middle[1].watched.in_threads, batch_and_loop_changes.paged_batch_change
     ),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.batching_change),
     Change("one-by-one", lambda _: True, batch_and_loop_changes.stacking_change),

@@ -32,7 +32,7 @@ from profiler.why_slow.observations import (
     by_line,
 )
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
-from profiler.why_slow.watched_calls import GENERATE_BATCH, PLAIN, Watched, new_tokens
+from profiler.why_slow.watched_calls import Watched, new_tokens
 
 # About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
@@ -148,7 +148,7 @@ class Recorder:
                 streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer()
         self.here.noted = noted
-        if noted is not None and watched is GENERATE_BATCH:
+        if noted is not None and watched.in_threads:
             self._in_threads[id(model)] = noted
         result, failed = None, ""
         try:
@@ -340,7 +340,7 @@ class Recorder:
         )  # fmt: skip
         if not compiled and repeated is not None:  # compiled code is specialised to its arguments
             noted.arguments = self.kept.keep(*repeated, device)
-        if watched is PLAIN and not self._watches_attention:
+        if watched.sees_attention and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self._watches_reads:
             self._watch_reads()
@@ -389,7 +389,7 @@ class Recorder:
 
         def attention(run: partial[Any]) -> Any:
             noted = self.here.noted
-            if noted is not None and noted.watched is PLAIN:
+            if noted is not None and noted.watched.sees_attention:
                 seen = noted.attention
                 more = replace(seen, layers=seen.layers + 1) if seen else attention_of(*run.args, **run.keywords)
                 noted.attention = more

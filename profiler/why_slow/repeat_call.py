@@ -21,7 +21,7 @@ from profiler.why_slow.floor import Subject, at_ceilings_s, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.watched_calls import GENERATE_BATCH, prompt_ids
+from profiler.why_slow.watched_calls import prompt_ids
 
 # Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
 _USUAL_SAVING = {
@@ -147,8 +147,7 @@ class RepeatedCall:
         so those in the middle of the answer are the average.
         """
         new = self.call.new_tokens
-        # A `generate_batch` starts a thread, which takes much of its time.
-        if self.call.kind != "generate" or self.noted.watched is GENERATE_BATCH or tokens < 1:
+        if self.call.kind != "generate" or self.noted.watched.in_threads or tokens < 1:
             return ()
         if new <= tokens:
             return (self.as_run,)

@@ -31,6 +31,10 @@ class Watched:
     """The options that fix the number of new tokens."""
     takes_cache: bool = True
     """Whether a repetition can be passed a cache of transformers."""
+    in_threads: bool = False
+    """Whether its forwards run in a thread of transformers. It is then not shortened: the thread takes much of it."""
+    sees_attention: bool = False
+    """Whether the shapes of its attention are recorded, which no config says."""
 
 
 def _of_tokens(settings_of: Callable[..., CallSettings], method: str, model: Any, args: Any, named: Any) -> Given:
@@ -66,10 +70,10 @@ GENERATE = Watched(
     "generate", "generate", lambda *call: _of_tokens(generate_settings, "generate", *call),
     limits=("max_new_tokens", "min_new_tokens"),
 )  # fmt: skip
-# Its forwards run in a thread of transformers.
-GENERATE_BATCH = Watched("generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False)
-# No config says the shapes of its attention, so they are recorded.
-PLAIN = Watched("forward", "__call__", _plain, takes_cache=False)
+GENERATE_BATCH = Watched(
+    "generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False, in_threads=True
+)
+PLAIN = Watched("forward", "__call__", _plain, takes_cache=False, sees_attention=True)
 
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
